@@ -1,0 +1,40 @@
+# Two commands for a newcomer: `make test` and `make demo`. Each sets up .venv by itself.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: test test-full lint demo benchmark format clean
+
+test: lint
+	$(BIN)/python -m pytest -m "not unchecked and not full"
+	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m "unchecked and not full"
+
+# What is heavy: Inductor, FlexAttention, memory at full size.
+test-full: test
+	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m full
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+demo: $(READY)
+	$(BIN)/python examples/find_the_offset.py --out demo
+
+benchmark: $(READY)
+	$(BIN)/python benchmarks/attention.py
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# pip's check for a newer pip asks the network for nothing that we need.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'tisa needs Python 3.11 or newer; set PYTHON='"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(READY)
+
+clean:
+	rm -rf .venv demo

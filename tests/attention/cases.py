@@ -1,0 +1,139 @@
+"""One list of what the operator promises; every backend is run over all of it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import tisa
+
+
+@dataclass
+class Case:
+    """Sizes and options of one call; `make` draws its tensors."""
+
+    name: str
+    queries: int = 9
+    keys: int = 9
+    batch: int = 2
+    heads: int = 4
+    key_heads: int = 4
+    dim: int = 8
+    value_dim: int = 8
+    scores: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+    mask: str | None = None
+
+    def make(self, dtype=torch.float64, device="cpu"):
+        """Return (query, key, value), the scoring function or None, and the options."""
+        generator = torch.Generator().manual_seed(1)
+
+        def draw(*shape):
+            drawn = torch.randn(*shape, generator=generator, dtype=torch.float64)
+            return drawn.to(device=device, dtype=dtype).requires_grad_()
+
+        qkv = (
+            draw(self.batch, self.heads, self.queries, self.dim),
+            draw(self.batch, self.key_heads, self.keys, self.dim),
+            draw(self.batch, self.key_heads, self.keys, self.value_dim),
+        )
+        options = dict(self.options)
+        if self.key_heads != self.heads:
+            options["enable_gqa"] = True
+        if self.mask is not None:
+            options["attn_mask"] = self.make_mask(generator).to(device)
+        return qkv, self.make_scoring().to(device, dtype) if self.scores else None, options
+
+    def make_mask(self, generator):
+        b, h, q, k = self.batch, self.heads, self.queries, self.keys
+        match self.mask:
+            case "dense":
+                mask = torch.rand(b, h, q, k, generator=generator) > 0.4
+                mask[0, :, 0] = False
+                return mask
+            case "heads":
+                return torch.rand(h, q, k, generator=generator) > 0.4
+            case "left padding":
+                return (torch.arange(k) >= torch.arange(b)[:, None] * 2)[:, None, None, :]
+            case "right padding":
+                return (torch.arange(k) < k - torch.arange(b)[:, None] * 2)[:, None, None, :]
+            case "queries":
+                return (torch.arange(q) % 3 > 0)[:, None]
+            case "float":
+                return torch.randn(b, 1, q, k, generator=generator).double()
+            case "float with -inf":
+                mask = torch.randn(q, k, generator=generator).double()
+                mask[:, ::3] = -torch.inf
+                mask[0] = -torch.inf
+                return mask
+            case "nothing":
+                return torch.zeros(1, 1, 1, k, dtype=torch.bool)
+        raise AssertionError(self.mask)
+
+    def make_scoring(self):
+        scoring = tisa.TISA(self.heads, 3)
+        generator = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for p, width in zip(scoring.parameters(), (2.0, 0.2, 4.0), strict=True):
+                p.copy_(torch.randn(p.shape, generator=generator) * width)
+        return scoring
+
+    def call(self, backend, qkv, scoring, options):
+        """Return the operator's result for these tensors."""
+        vector = None
+        if scoring is not None:
+            start = options.get("query_start")
+            vector = scoring(self.queries, self.keys, query_start=start)
+        return tisa.attention(*qkv, vector, backend=backend, **options)
+
+
+CASES = [
+    Case("plain"),
+    Case("no scores", scores=False),
+    Case("no scores, causal", scores=False, options={"is_causal": True}),
+    Case("no scores, causal, decoding", 1, 9, scores=False, options={"is_causal": True}),
+    Case("no scores, causal, fewer queries", 3, 9, scores=False, options={"is_causal": True}),
+    Case("causal", options={"is_causal": True}),
+    Case("fewer queries", 4, 11),
+    Case("more queries", 11, 4),
+    Case("causal, fewer queries", 4, 11, options={"is_causal": True}),
+    Case("causal, more queries: blind rows", 11, 4, options={"is_causal": True}),
+    Case("one query, long cache", 1, 300, options={"is_causal": True}),
+    Case("one query, one key", 1, 1),
+    Case("one key", 5, 1),
+    Case("several blocks", 261, 150, batch=1, heads=2, key_heads=2),
+    Case("several blocks, causal", 261, 261, batch=1, heads=2, key_heads=1,
+         options={"is_causal": True}),
+    Case("static cache", 3, 20, options={"is_causal": True, "query_start": 6}),
+    Case("static cache, start on the device", 3, 20,
+         options={"is_causal": True, "query_start": torch.tensor(6)}),
+    Case("shard before the keys", 5, 7, options={"query_start": -9}),
+    Case("shard before the keys, causal: all blind", 5, 7,
+         options={"query_start": -9, "is_causal": True}),
+    Case("window", 20, 20, options={"window": 4}),
+    Case("window, causal", 20, 20, options={"window": (4, None), "is_causal": True}),
+    Case("window to the right", 20, 20, options={"window": (0, 3)}),
+    Case("window away from the keys: blind rows", 6, 6, options={"window": 2, "query_start": 4}),
+    Case("window over several blocks", 300, 300, batch=1, heads=2, key_heads=2,
+         options={"window": 40}),
+    Case("grouped heads", key_heads=2),
+    Case("one key head", key_heads=1, options={"is_causal": True}),
+    Case("scale", options={"scale": 0.7}),
+    Case("wider values", value_dim=5),
+    Case("batch of one", batch=1, heads=1, key_heads=1),
+    *[Case(f"{mask} mask", 9, 11, mask=mask) for mask in (
+        "dense", "heads", "left padding", "right padding", "queries", "float", "float with -inf",
+        "nothing",
+    )],
+    Case("grouped heads, dense mask, causal", 7, 9, key_heads=2, mask="dense",
+         options={"is_causal": True}),
+    Case("mask over several blocks", 200, 150, batch=2, heads=2, key_heads=2, mask="dense"),
+]  # fmt: skip
+
+EMPTY = [
+    Case("no batch", batch=0),
+    Case("no queries", 0, 5),
+    Case("no keys", 5, 0),
+    Case("nothing at all", 0, 0),
+    Case("no keys, causal, masked", 5, 0, options={"is_causal": True}, mask="right padding"),
+]

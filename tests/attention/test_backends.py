@@ -1,0 +1,273 @@
+"""Every backend over every promise: against the formula, against the reference, by gradcheck."""
+
+import numpy as np
+import pytest
+import torch
+
+import formulas
+import tisa
+from budget import assert_within_budget, eager
+from cases import CASES, EMPTY, Case
+
+# FlexAttention has no float64 and no gradients on the CPU: test_flex.py has what it can do here.
+BACKENDS = ["reference", "chunked", "sdpa"]
+
+
+def named(cases):
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+def by_formula(case, qkv, scoring, options):
+    """Return output and log-sum-exp of a whole batch from `formulas.attention`."""
+    query, key, value = (x.detach().numpy() for x in qkv)
+    out = np.zeros((case.batch, case.heads, case.queries, case.value_dim))
+    lse = np.zeros((case.batch, case.heads, case.queries))
+    mask = options.get("attn_mask")
+    if mask is not None:
+        mask = np.broadcast_to(mask.numpy(), (case.batch, case.heads, case.queries, case.keys))
+    window = options.get("window", (None, None))
+    window = (window, window) if isinstance(window, int) else window
+    start = options.get("query_start")
+    for b in range(case.batch):
+        for h in range(case.heads):
+            f = None
+            if scoring is not None:
+                kernels = [p[h].tolist() for p in scoring.parameters()]
+                f = lambda k, kernels=kernels: formulas.tisa(*kernels, k)  # noqa: E731
+            g = h * case.key_heads // case.heads
+            out[b, h], lse[b, h] = formulas.attention(
+                query[b, h],
+                key[b, g],
+                value[b, g],
+                f,
+                mask=None if mask is None else mask[b, h],
+                causal=options.get("is_causal", False),
+                scale=options.get("scale"),
+                start=None if start is None else int(start),
+                window=window,
+            )
+    return torch.from_numpy(out), torch.from_numpy(lse)
+
+
+@named([case for case in CASES if case.queries * case.keys < 5000])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_values_equal_the_formula(backend, case):
+    qkv, scoring, options = case.make()
+    expected, expected_lse = by_formula(case, qkv, scoring, options)
+    found = case.call(backend, qkv, scoring, options)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    if backend != "sdpa":
+        found, lse = case.call(backend, qkv, scoring, options | {"return_lse": True})
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(lse, expected_lse, rtol=1e-10, atol=1e-10)
+
+
+def gradients(case, backend, dtype=torch.float64, **more):
+    """Return the output and every gradient, the scoring function's parameters included."""
+    qkv, scoring, options = case.make(dtype)
+    found = case.call(backend, qkv, scoring, options | more)
+    outputs = found if isinstance(found, tuple) else (found,)
+    generator = torch.Generator().manual_seed(3)
+    wanted = [*qkv, *(scoring.parameters() if scoring is not None else ())]
+    upstream = [torch.randn(o.shape, generator=generator).to(o.dtype) for o in outputs]
+    # The log-sum-exp of a query that sees nothing is −inf: nothing flows through it.
+    total = sum(
+        (torch.where(torch.isfinite(o), o, 0.0) * g).sum()
+        for o, g in zip(outputs, upstream, strict=True)
+    )
+    return [*outputs, *torch.autograd.grad(total, wanted)]
+
+
+@named(CASES)
+@pytest.mark.parametrize("backend", ["chunked", "sdpa"])
+def test_gradients_equal_the_reference(backend, case):
+    expected, found = gradients(case, "reference"), gradients(case, backend)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+        assert torch.isfinite(a).all()
+
+
+@named(CASES)
+def test_gradients_through_the_log_sum_exp(case):
+    expected = gradients(case, "reference", return_lse=True)
+    found = gradients(case, "chunked", return_lse=True)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+        assert not a.isnan().any()
+
+
+SMALL = [case for case in CASES if case.queries * case.keys < 130]
+
+
+@named(SMALL)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradcheck(backend, case):
+    case = Case(**vars(case) | {"batch": 1, "dim": 3, "value_dim": 2})
+    qkv, scoring, options = case.make()
+    vector = ()
+    if scoring is not None:
+        start = options.get("query_start")
+        vector = (scoring(case.queries, case.keys, query_start=start).detach().requires_grad_(),)
+    run = lambda *tensors: tisa.attention(*tensors, backend=backend, **options)  # noqa: E731
+    assert torch.autograd.gradcheck(run, (*qkv, *vector), fast_mode=True)
+
+
+def test_gradcheck_of_every_scoring_function_through_every_backend():
+    for build in (tisa.TISA, tisa.TISAv2, tisa.T5Buckets, tisa.ALiBi, tisa.KerpleLog,
+                  tisa.KerplePower, tisa.NearFar):  # fmt: skip
+        scoring = build(2).double()
+        names = [name for name, _ in scoring.named_parameters()]
+        start = [p.detach().clone() for p in scoring.parameters()]
+        qkv = [torch.randn(1, 2, n, 3, dtype=torch.float64) for n in (5, 7, 7)]
+        for backend in BACKENDS:
+
+            def run(*values, scoring=scoring, names=names, qkv=qkv, backend=backend):
+                parameters = dict(zip(names, values, strict=True))
+                vector = torch.func.functional_call(scoring, parameters, (5, 7))
+                return tisa.attention(*qkv, vector, backend=backend)
+
+            values = [value.clone().requires_grad_() for value in start]
+            assert torch.isfinite(run(*values)).all()
+            if values:
+                assert torch.autograd.gradcheck(run, values)
+
+
+def test_double_backward_of_the_reference():
+    case = Case("", 3, 4, batch=1, heads=2, key_heads=1, dim=2, value_dim=2, mask="dense")
+    qkv, scoring, options = case.make()
+    vector = scoring(3, 4).detach().requires_grad_()
+    run = lambda *tensors: tisa.attention(*tensors, backend="reference", **options)  # noqa: E731
+    assert torch.autograd.gradgradcheck(run, (*qkv, vector))
+
+
+@named(EMPTY)
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_empty_inputs(backend, case):
+    qkv, scoring, options = case.make()
+    found = case.call(backend, qkv, scoring, options)
+    assert found.shape == (case.batch, case.heads, case.queries, case.value_dim)
+    assert (found == 0).all()
+    found.sum().backward()
+    for tensor in (*qkv, *scoring.parameters()):
+        assert tensor.grad is not None
+        assert (tensor.grad == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", [(1, 1), (7, 7), (64, 64), (129, 200)])
+@pytest.mark.parametrize("height", [1.0, 30.0])
+def test_error_budget(backend, dtype, size, height):
+    queries, keys = size
+    qkv = [torch.randn(2, 3, n, 16).to(dtype) for n in (queries, keys, keys)]
+    vector = torch.randn(3, queries + keys - 1) * height
+    upstream = torch.randn(2, 3, queries, 16).to(dtype)
+
+    def run(function, tensors, vector):
+        tensors = [t.clone().requires_grad_() for t in (*tensors, vector)]
+        out = function(*tensors)
+        return [out, *torch.autograd.grad(out, tensors, upstream.to(out.dtype))]
+
+    def operator(name):
+        return lambda *tensors: tisa.attention(*tensors, backend=name)
+
+    doubled = [x.double() for x in qkv]
+    exact = run(operator("reference"), doubled, vector.double())
+    plain = run(eager, qkv, vector)
+    found = run(operator(backend), qkv, vector)
+    names = ("output", "query", "key", "value", "scores")
+    for name, got, true, simple in zip(names, found, exact, plain, strict=True):
+        assert_within_budget(got, true, simple, name=name)
+    assert found[0].dtype == dtype
+    assert found[4].dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_large_scores_give_no_nan(backend, dtype):
+    qkv = [torch.randn(1, 2, 33, 16).to(dtype).requires_grad_() for _ in range(3)]
+    for height in (300.0, 1e5, -1e5):
+        vector = (torch.rand(2, 65) * height).requires_grad_()
+        for options in ({}, {"is_causal": True}, {"window": 3}):
+            out = tisa.attention(*qkv, vector, backend=backend, **options)
+            assert torch.isfinite(out).all()
+            for gradient in torch.autograd.grad(out.sum(), [*qkv, vector]):
+                assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strides_do_not_matter(backend):
+    def laid_out(*shape):
+        yield torch.randn(*shape)
+        yield torch.randn(shape[0], shape[2], shape[1], shape[3]).transpose(1, 2)
+        yield torch.randn(*shape[:2], shape[2] * 2, shape[3])[:, :, ::2]
+        yield torch.randn(*shape[:3], shape[3] * 3)[..., shape[3] : 2 * shape[3]]
+        yield torch.randn(1, shape[1], 1, shape[3]).expand(*shape)
+
+    wide = torch.randn(17, 4)
+    for query in laid_out(2, 4, 9, 8):
+        for key in laid_out(2, 2, 9, 8):
+            tensors = [query, key, key * 2, wide.T]
+            contiguous = [t.contiguous() for t in tensors]
+            found = tisa.attention(*tensors, enable_gqa=True, backend=backend)
+            expected = tisa.attention(*contiguous, enable_gqa=True, backend="reference")
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_autocast_casts_as_sdpa_does(backend, dtype):
+    qkv = [torch.randn(2, 3, 17, 16).requires_grad_() for _ in range(3)]
+    scoring = tisa.TISA(3)
+    with torch.autocast("cpu", dtype=dtype):
+        found = tisa.attention(*qkv, scoring(17), backend=backend)
+        found.float().sum().backward()
+    assert found.dtype == dtype
+    cast = [x.detach().to(dtype) for x in qkv]
+    expected = tisa.attention(*cast, scoring(17), backend="reference")
+    plain = eager(*cast, scoring(17))
+    assert_within_budget(found, expected, plain)
+    assert all(x.grad.dtype == torch.float32 for x in qkv)
+    assert all(p.grad.abs().sum() > 0 for p in scoring.parameters())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_what_is_needed_gets_a_gradient(backend):
+    tensors = [torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4)]
+    tensors.append(torch.randn(2, 11))
+    for chosen in range(4):
+        inputs = [t.clone().requires_grad_(i == chosen) for i, t in enumerate(tensors)]
+        whole = [t.clone().requires_grad_() for t in tensors]
+        (found,) = torch.autograd.grad(
+            tisa.attention(*inputs, backend=backend).square().sum(), inputs[chosen]
+        )
+        expected = torch.autograd.grad(
+            tisa.attention(*whole, backend="reference").square().sum(), whole
+        )[chosen]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_same_result_every_time(backend):
+    results = []
+    for _ in range(3):
+        results.append(gradients(Case("", 261, 261, options={"is_causal": True}), backend,
+                                 torch.float32))  # fmt: skip
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_functional_transforms_of_the_reference():
+    query, key, value = (torch.randn(5, 2, 3, 6, 4, dtype=torch.float64) for _ in range(3))
+    vectors = torch.randn(5, 3, 11, dtype=torch.float64)
+    run = lambda *tensors: tisa.attention(*tensors, backend="reference", is_causal=True)  # noqa: E731
+    stacked = torch.vmap(run)(query, key, value, vectors)
+    each = torch.stack([run(*t) for t in zip(query, key, value, vectors, strict=True)])
+    torch.testing.assert_close(stacked, each)
+    loss = lambda vector: run(query[0], key[0], value[0], vector).square().sum()  # noqa: E731
+    per_vector = torch.vmap(torch.func.grad(loss))(vectors)
+    one = vectors[2].clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(one), one)
+    torch.testing.assert_close(per_vector[2], expected)
+    _, tangent = torch.func.jvp(loss, (vectors[2],), (torch.ones_like(vectors[2]),))
+    torch.testing.assert_close(tangent, expected.sum())

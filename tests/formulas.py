@@ -1,0 +1,108 @@
+"""The mathematics again, in float64 and as literally as possible; shares no code with `tisa`."""
+
+import math
+
+import numpy as np
+
+
+def tisa(a, b, c, k):
+    return sum(
+        a_s * math.exp(-abs(b_s) * (k - c_s) ** 2) for a_s, b_s, c_s in zip(a, b, c, strict=True)
+    )
+
+
+def published_tisa_matrix(amplitudes, sharpness, offsets, n):
+    """Return what the author's published code adds to the logits, (heads, n, n).
+
+    Its tensors are (kernels, heads); entry (i, j) is f(i − j − 1).
+    """
+    kernels, heads = amplitudes.shape
+    matrix = np.zeros((heads, n, n))
+    for h in range(heads):
+        for i in range(n):
+            for j in range(n):
+                x = i - j - 1
+                matrix[h, i, j] = sum(
+                    amplitudes[s, h] * math.exp(-abs(sharpness[s, h]) * (offsets[s, h] - x) ** 2)
+                    for s in range(kernels)
+                )
+    return matrix
+
+
+def tisa_v2(a, o, w, floor, slope, k):
+    D = -k
+    steps = sum(
+        abs(a_s) / (1 + math.exp(-math.copysign(1, a_s) * (D - o_s) / w_s))
+        for a_s, o_s, w_s in zip(a, o, w, strict=True)
+    )
+    return math.log(steps + abs(floor) + 1e-8) - slope * abs(D)
+
+
+def tisa_v2_slopes(heads, shortest, longest):
+    views = np.geomspace(shortest, longest, heads)
+    return [-math.log(1e-8) / (view / 2) for view in views]
+
+
+def t5_bucket_bidirectional(k):
+    """Return T5's bucket for 32 buckets and max distance 128, from method.md's description."""
+    m = abs(k)
+    bucket = m if m < 8 else min(15, 8 + math.floor(8 * math.log(m / 8) / math.log(16) + 1e-9))
+    return bucket + (16 if k > 0 else 0)
+
+
+def t5_bucket_causal(k):
+    m = max(-k, 0)
+    return m if m < 16 else min(31, 16 + math.floor(16 * math.log(m / 16) / math.log(8) + 1e-9))
+
+
+def alibi_slopes(heads):
+    """Return ALiBi's slopes by the published recursion."""
+    if math.log2(heads).is_integer():
+        start = 2 ** (-(2 ** -(math.log2(heads) - 3)))
+        return [start * start**i for i in range(heads)]
+    closest = 2 ** math.floor(math.log2(heads))
+    return alibi_slopes(closest) + alibi_slopes(2 * closest)[0::2][: heads - closest]
+
+
+def softplus(x):
+    return math.log1p(math.exp(x))
+
+
+def near_far(a, b, c, before, after, rate, k):
+    return tisa(a, b, c, k) - (before if k < 0 else after) * math.log(1 + rate * abs(k))
+
+
+def attention(
+    q, k, v, f=None, *, mask=None, causal=False, scale=None, start=None, window=(None, None)
+):
+    """Return output and log-sum-exp of one batch element and one head, row by row.
+
+    `f` is a function of the offset key − query.
+    """
+    queries, keys = len(q), len(k)
+    scale = 1 / math.sqrt(q.shape[1]) if scale is None else scale
+    start = keys - queries if start is None else start
+    out, lse = np.zeros((queries, v.shape[1])), np.full(queries, -np.inf)
+    for i in range(queries):
+        seen, logits = [], []
+        for j in range(keys):
+            offset = j - (i + start)
+            hidden = causal and offset > 0
+            hidden |= window[0] is not None and offset < -window[0]
+            hidden |= window[1] is not None and offset > window[1]
+            bias = 0.0 if f is None else f(offset)
+            if mask is not None:
+                if mask.dtype == bool:
+                    hidden |= not mask[i, j]
+                else:
+                    bias += mask[i, j]
+            if hidden or bias == -np.inf:
+                continue
+            seen.append(j)
+            logits.append(float(np.dot(q[i], k[j])) * scale + bias)
+        if seen:
+            peak = max(logits)
+            weights = np.exp(np.array(logits) - peak)
+            lse[i] = peak + math.log(weights.sum())
+            out[i] = (weights / weights.sum()) @ v[seen]
+    return out, lse

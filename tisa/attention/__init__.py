@@ -1,0 +1,9 @@
+"""One attention operator for scores of offsets, with interchangeable backends.
+
+`api` validates and chooses; `reference` is the specification; `chunked`, `sdpa` and `flex` are
+tested against it. `call` is what a backend is given, `dropout` which weights are dropped.
+"""
+
+from tisa.attention.api import attention
+
+__all__ = ["attention"]

@@ -1,0 +1,132 @@
+"""The operator: validate, choose a backend, call it."""
+
+from types import ModuleType
+
+import torch
+
+from tisa.attention import chunked, reference, sdpa
+from tisa.attention.call import Call
+from tisa.attention.validation import checked_call
+from tisa.offsets import Window
+from tisa.shapes import Bool, Float, Int, Int32, Tensor
+
+BACKENDS = ("reference", "chunked", "sdpa", "flex")
+
+
+def attention(
+    query: Float[Tensor, "*batch_heads queries dim"],
+    key: Float[Tensor, "*batch_key_heads keys dim"],
+    value: Float[Tensor, "*batch_key_heads keys value_dim"],
+    offset_scores: Float[Tensor, "heads span"] | None = None,
+    *,
+    attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    cu_seqlens: Int32[Tensor, " ends"] | None = None,
+    max_seqlen: int | None = None,
+    query_start: int | Int[Tensor, ""] | None = None,
+    window: int | Window | None = None,
+    band: Int32[Tensor, "heads 2"] | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return softmax(q·kᵀ·scale + f(key − query) + mask) · v, in the query's dtype.
+
+    The layout is that of PyTorch's scaled_dot_product_attention, (batch, heads, length, dim).
+    A query that may look at no key gets zeros. Keys and values must be finite also where nobody may
+    look, as everywhere in PyTorch (0 · NaN is NaN): fill a static cache with zeros.
+
+    Args:
+        query: the queries.
+        key: the keys, as many heads as the queries or, with `enable_gqa`, a divisor of them.
+        value: the values, as long as the keys.
+        offset_scores: one score per head and offset, float32, in the order of `tisa.offsets`:
+            what a scoring function returns for these lengths. None: no positions.
+        attn_mask: boolean (True: may be seen) or floating point (added to the logits),
+            broadcastable to (batch, heads, queries, keys).
+        dropout_p: share of the attention weights that is dropped; pass 0 in evaluation.
+        is_causal: hide keys after the query; with fewer queries than keys the last query sees all
+            (bottom-right), as with a cache.
+        scale: factor on q·kᵀ, by default 1/√dim.
+        enable_gqa: allow fewer key heads than query heads.
+        cu_seqlens: a packed batch: query, key and value are (total, heads, dim), sequence s being
+            the tokens from cu_seqlens[s] to cu_seqlens[s + 1]; scores span 2·max_seqlen − 1.
+        max_seqlen: length of the longest packed sequence.
+        query_start: position of the first query where the first key has position 0; an int, or a
+            tensor for a static cache. By default the last query stands beside the last key.
+        window: how far a query sees, to both sides or as (left, right); None is without limit.
+        band: (heads, 2) offsets from `scoring.support(eps)`; outside, a score is that of the
+            band's edge. Backends may skip work there.
+        return_lse: return also the log-sum-exp of the logits, (batch, heads, queries), −inf for a
+            query that sees nothing.
+        backend: "auto" (see `choose_backend`), "reference", "chunked", "sdpa" or "flex". One that
+            is asked for by name does the call or raises; it never hands it on.
+    """
+    device = query.device.type
+    if torch.is_autocast_enabled(device) and query.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    call = checked_call(
+        query,
+        key,
+        value,
+        offset_scores,
+        attn_mask=attn_mask,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        cu_seqlens=cu_seqlens,
+        max_seqlen=max_seqlen,
+        query_start=query_start,
+        window=window,
+        band=band,
+        return_lse=return_lse,
+    )
+    name = choose_backend(call) if backend == "auto" else backend
+    chosen = _backend(name)
+    reason = chosen.refuses(call)
+    if reason is not None:
+        raise ValueError(
+            f'tisa.attention: backend "{name}" cannot do this call: {reason}; '
+            'take backend="auto" or another by name'
+        )
+    if call.empty:
+        # Zeros, whoever is asked; the reference says them with a gradient.
+        chosen = reference
+    with torch.autocast(device, enabled=False):
+        output, lse = chosen.attend(call)
+    return (output, lse) if return_lse else output
+
+
+def choose_backend(call: Call) -> str:
+    """Return the backend that "auto" takes: the first of the preferred ones that does not refuse.
+
+    1. Being exported: "sdpa", whose graph holds PyTorch operators only.
+    2. Nothing that SDPA would need a dense bias for: "sdpa", which then is flash attention.
+    3. Otherwise: "chunked", which is faster than a dense bias from short lengths on and needs no
+       n² memory (benchmarks/results).
+    4. What these refuse (the log-sum-exp or a mask's gradient): the next of "chunked", "sdpa",
+       "reference". "flex" is taken only by name: it compiles for a while on first use.
+    """
+    if torch.compiler.is_exporting() or not sdpa.is_dense(call):
+        preferred = ("sdpa", "chunked", "reference")
+    else:
+        preferred = ("chunked", "sdpa", "reference")
+    return next(name for name in preferred if _backend(name).refuses(call) is None)
+
+
+def _backend(name: str) -> ModuleType:
+    if name == "flex":
+        # Here, because importing it takes as long as the rest of the package together.
+        from tisa.attention import flex
+
+        return flex
+    modules = {"reference": reference, "chunked": chunked, "sdpa": sdpa}
+    if name not in modules:
+        raise ValueError(
+            f'tisa.attention: backend must be "auto" or one of {", ".join(BACKENDS)}, got {name!r}'
+        )
+    return modules[name]

@@ -1,0 +1,133 @@
+"""One validated call of the operator: what every backend is given.
+
+Shapes are (batch, heads, length, dim), or (total, heads, dim) for a packed batch. What a position
+method and the masks of distance (causal, window) say is gathered in one vector per head: an offset
+that a query may not look at is an offset with the score −inf.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+from tisa.offsets import Window, hold_outside, offset_range, span, to_matrix, visible
+from tisa.shapes import Bool, Float, Int, Int32, Tensor
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of `tisa.attention`, checked, with every default filled in."""
+
+    query: Float[Tensor, "*batch_heads queries dim"]
+    key: Float[Tensor, "*batch_key_heads keys dim"]
+    value: Float[Tensor, "*batch_key_heads keys value_dim"]
+    scores: Float[Tensor, "heads span"] | None
+    band: Int32[Tensor, "heads 2"] | None
+    # Four axes, each the full length or 1.
+    attn_mask: Bool[Tensor, "b h q k"] | Float[Tensor, "b h q k"] | None
+    dropout_p: float
+    is_causal: bool
+    window: Window
+    scale: float
+    query_start: int | Int[Tensor, ""]
+    cu_seqlens: Int32[Tensor, " ends"] | None
+    max_seqlen: int
+    return_lse: bool
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences lie end to end, without a batch axis."""
+        return self.cu_seqlens is not None
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The number of queries and keys that one score vector spans."""
+        if self.packed:
+            return self.max_seqlen, self.max_seqlen
+        return self.query.shape[-2], self.key.shape[-2]
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """The number of query heads and of key heads."""
+        return self.query.shape[1], self.key.shape[1]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to attend to or nobody who attends."""
+        return self.query.numel() == 0 or self.key.numel() == 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which logits and their softmax are computed."""
+        return torch.promote_types(self.query.dtype, torch.float32)
+
+    def needs_gradient(self, *names: str) -> bool:
+        """Whether autograd will ask for the gradient of one of those tensors."""
+        tensors = (getattr(self, name) for name in names)
+        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+    @property
+    def reach(self) -> Window:
+        """The lowest and highest visible offset as (left, right): −left ≤ offset ≤ right."""
+        left, right = self.window
+        if self.is_causal:
+            right = 0 if right is None else min(right, 0)
+        return left, right
+
+    def offset_logits(self) -> Float[Tensor, "heads_or_1 span"] | None:
+        """Return what each offset adds to the logits; None when no offset adds anything.
+
+        The scores, held constant outside the band, and −inf where a query may not look.
+        """
+        queries, keys = self.lengths
+        offsets = offset_range(
+            queries, keys, query_start=self.query_start, device=self.query.device
+        )
+        scores = self.scores
+        if scores is not None:
+            scores = scores.to(self.dtype)
+            if self.band is not None:
+                scores = hold_outside(scores, self.band, offsets)
+        seen = visible(offsets, self.reach)
+        if seen is None:
+            return scores
+        if scores is None:
+            scores = torch.zeros(1, offsets.shape[0], dtype=self.dtype, device=offsets.device)
+        return torch.where(seen, scores, -torch.inf)
+
+    def dense_logits(self) -> Float[Tensor, "b h q k"] | None:
+        """Return all that is added to q·kᵀ·scale, masks as −inf; None when nothing is.
+
+        Each axis has its full length or 1. This is the n × n tensor that other backends avoid.
+        """
+        vector, logits = self.offset_logits(), None
+        if vector is not None and not self.packed:
+            logits = to_matrix(vector, *self.lengths).unsqueeze(0)
+        if self.packed:
+            queries = self.query.shape[0]
+            if vector is None:
+                vector = torch.zeros(1, 0, dtype=self.dtype, device=self.query.device)
+            # Offsets longer than any sequence join tokens of different ones: any value will do.
+            before = queries - self.max_seqlen
+            after = span(queries, queries) - before - vector.shape[-1]
+            logits = to_matrix(pad(vector, (before, after)), queries, queries).unsqueeze(0)
+            logits = logits.masked_fill(~self.same_sequence(), -torch.inf)
+        if self.attn_mask is None:
+            return logits
+        if logits is None:
+            logits = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.query.device)
+        if self.attn_mask.dtype == torch.bool:
+            return logits.masked_fill(~self.attn_mask, -torch.inf)
+        return logits + self.attn_mask.to(self.dtype)
+
+    def sequence_of_token(self) -> Int[Tensor, " total"]:
+        """Return the number of each packed token's sequence; −1 after the last one."""
+        assert self.cu_seqlens is not None
+        tokens = torch.arange(self.query.shape[0], device=self.query.device)
+        number = torch.searchsorted(self.cu_seqlens[1:].long(), tokens, right=True)
+        return torch.where(number < self.cu_seqlens.shape[0] - 1, number, -1)
+
+    def same_sequence(self) -> Bool[Tensor, "total total"]:
+        """Return which tokens of a packed batch may see each other."""
+        number = self.sequence_of_token()
+        return (number[:, None] == number[None, :]) & (number >= 0)

@@ -1,0 +1,143 @@
+"""PyTorch's FlexAttention, compiled; the score vector is gathered inside its kernel.
+
+One gather of one vector: FlexAttention refuses in the backward pass to index a tensor that needs a
+gradient twice. Its gradient of the vector is summed by atomics: not deterministic on a GPU.
+"""
+
+import shutil
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import (
+    AuxRequest,
+    BlockMask,
+    create_block_mask,
+    flex_attention,
+)
+
+from tisa.attention.call import Call
+from tisa.offsets import entry_of, offset_of
+from tisa.shapes import Float, Tensor
+
+# With a captured vector the default tiles need more shared memory than an H100 or H200 has.
+_GPU_TILES = {"fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_stages": 2, "bwd_num_stages": 1}
+
+
+def refuses(call: Call) -> str | None:
+    """Return why this backend cannot do the call, or None."""
+    device = call.query.device.type
+    if call.dropout_p > 0:
+        return "FlexAttention has no dropout"
+    if call.query.dtype == torch.float64:
+        return "FlexAttention's kernels do not compute in float64"
+    if call.needs_gradient("attn_mask"):
+        return "it computes no gradient for attn_mask"
+    if device == "cpu":
+        if call.needs_gradient("query", "key", "value", "scores"):
+            return "FlexAttention computes no gradients on the CPU"
+        if call.return_lse:
+            return "FlexAttention returns no log-sum-exp on the CPU"
+        if not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
+            return "on the CPU it needs a C++ compiler"
+    elif device not in ("cuda", "xpu"):
+        return f"it is not tried on the device {device!r}"
+    elif min(call.query.shape[-1], call.value.shape[-1]) < 16:
+        return "on a GPU FlexAttention needs heads at least 16 wide"
+    return None
+
+
+def attend(
+    call: Call,
+) -> tuple[
+    Float[Tensor, "*batch_heads queries value_dim"], Float[Tensor, "*batch_heads queries"] | None
+]:
+    """Return the attention output in the query's dtype and, if asked for, the log-sum-exp."""
+    query, key, value = call.query, call.key, call.value
+    if call.packed:
+        query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+    on_gpu = query.device.type != "cpu"
+    result: Any = _flex()(
+        query,
+        key,
+        value,
+        score_mod=_score_mod(call),
+        block_mask=_block_mask(call, query.shape[-2], key.shape[-2]),
+        scale=call.scale,
+        enable_gqa=call.heads[0] != call.heads[1],
+        kernel_options=_GPU_TILES if on_gpu else None,
+        return_aux=AuxRequest(lse=True) if call.return_lse else None,
+    )
+    output, lse = (result[0], result[1].lse) if call.return_lse else (result, None)
+    if call.packed:
+        return output[0].transpose(0, 1), None if lse is None else lse[0].transpose(0, 1)
+    return output, lse
+
+
+def _flex() -> Callable[..., Any]:
+    # Inside somebody's torch.compile it becomes part of their graph.
+    plain: Callable[..., Any] = flex_attention
+    return plain if torch.compiler.is_compiling() else _compiled()[0]
+
+
+@cache
+def _compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    return torch.compile(flex_attention, dynamic=False), torch.compile(create_block_mask)
+
+
+def _score_mod(call: Call) -> Callable[..., Tensor] | None:
+    vector, mask = call.offset_logits(), call.attn_mask
+    if vector is None and mask is None:
+        return None
+    if vector is not None:
+        vector = vector.expand(call.heads[0], -1).contiguous()
+    if mask is not None:
+        mask = mask.expand(
+            call.query.shape[0], call.heads[0], call.query.shape[2], call.key.shape[2]
+        )
+    queries = call.lengths[0]
+
+    def score_mod(logit: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if vector is not None:
+            entry = entry_of(i, j, queries)
+            if call.packed:
+                entry = entry.clamp(0, 2 * queries - 2)
+            logit = logit + vector[h, entry]
+        if mask is not None:
+            seen = mask[b, h, i, j]
+            if mask.dtype == torch.bool:
+                logit = torch.where(seen, logit, -torch.inf)
+            else:
+                logit = logit + seen
+        return logit
+
+    return score_mod
+
+
+def _block_mask(call: Call, queries: int, keys: int) -> BlockMask | None:
+    """Return which blocks to skip: those that distance or another sequence hides altogether."""
+    left, right = call.reach
+    start = call.query_start
+    sequence = call.sequence_of_token() if call.packed else None
+    if isinstance(start, Tensor):
+        # Known only on the device: the −inf in the vector hides keys, but no block is skipped.
+        left = right = None
+        start = 0
+    if (left, right) == (None, None) and sequence is None:
+        return None
+
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        seen = j >= 0
+        if left is not None:
+            seen = seen & (offset_of(i, j, start) >= -left)
+        if right is not None:
+            seen = seen & (offset_of(i, j, start) <= right)
+        if sequence is not None:
+            seen = seen & (sequence[i] == sequence[j]) & (sequence[i] >= 0)
+        return seen
+
+    on_gpu = call.query.device.type != "cpu"
+    # Eager, it writes a queries × keys mask once.
+    create = _compiled()[1] if on_gpu and not torch.compiler.is_compiling() else create_block_mask
+    return create(mask_mod, None, None, queries, keys, device=call.query.device)

@@ -1,0 +1,154 @@
+"""The convention: offset = key − query. Nothing else in this package indexes offsets.
+
+A translation-invariant position method is one vector of scores per head, one score per offset.
+Query i stands at position `i + query_start`, key j at position j, so their offset is
+`j − i − query_start`; by default `query_start = keys − queries`, which puts the last query beside
+the last key (bottom-right), as a cache has it. Entry t of the vector is then the offset
+
+    k = t − (queries − 1) − query_start,        t = 0 … queries + keys − 2,
+
+and entry (i, j) of the matrix is entry `t = j − i + queries − 1` of the vector, whatever
+`query_start` is. For `queries = keys = n` the vector runs from −(n − 1) to n − 1.
+"""
+
+import torch
+from torch.nn.functional import pad
+
+from tisa.shapes import Bool, Float, Int, Int32, Tensor
+
+Window = tuple[int | None, int | None]
+
+
+def span(query_length: int, key_length: int) -> int:
+    """Return how many offsets lie between that many queries and keys."""
+    return max(0, query_length + key_length - 1)
+
+
+def default_query_start(query_length: int, key_length: int) -> int:
+    """Return the position of the first query when the last query stands beside the last key."""
+    return key_length - query_length
+
+
+def offset_range(
+    query_length: int,
+    key_length: int,
+    *,
+    query_start: int | Int[Tensor, ""] | None = None,
+    device: torch.device | None = None,
+) -> Int[Tensor, " span"]:
+    """Return the offset of every entry of a score vector, in the vector's order."""
+    if query_start is None:
+        query_start = default_query_start(query_length, key_length)
+    entries = torch.arange(span(query_length, key_length), device=device)
+    return entries - (query_length - 1) - query_start
+
+
+def to_matrix(
+    scores: Float[Tensor, "*heads span"], query_length: int, key_length: int
+) -> Float[Tensor, "*heads queries keys"]:
+    """Return the Toeplitz matrix whose entry (i, j) is the score of query i and key j.
+
+    Rows of the matrix are the vector shifted by one each. Laid end to end, copies of the vector
+    with one filler element between them, read again at the vector's own length, are just that:
+    no index tensor, and autograd's adjoint is a sum over rows in a fixed order.
+    """
+    heads, length = scores.shape[:-1], scores.shape[-1]
+    if query_length == 0:
+        return scores[..., :0].unsqueeze(-1).expand(*heads, 0, key_length)
+    copies = pad(scores, (0, 1)).unsqueeze(-2).expand(*heads, query_length, length + 1)
+    flat = copies.reshape(*heads, query_length * (length + 1))[..., : query_length * length]
+    return flat.reshape(*heads, query_length, length)[..., query_length - 1 :].contiguous()
+
+
+def sum_diagonals(matrix: Float[Tensor, "*heads queries keys"]) -> Float[Tensor, "*heads span"]:
+    """Return the sum of each diagonal, in the vector's order: the adjoint of `to_matrix`."""
+    heads, (query_length, key_length) = matrix.shape[:-2], matrix.shape[-2:]
+    length = span(query_length, key_length)
+    if query_length == 0 or key_length == 0:
+        return matrix.new_zeros(*heads, length)
+    rows = pad(matrix, (query_length - 1, 0))
+    flat = pad(rows.reshape(*heads, query_length * length), (0, query_length))
+    return flat.reshape(*heads, query_length, length + 1).sum(-2)[..., :length]
+
+
+def offset_of(query: Tensor, key: Tensor, query_start: int) -> Tensor:
+    """Return the offset of query i and key j."""
+    return key - query - query_start
+
+
+def entry_of(query: Tensor, key: Tensor, query_length: int) -> Tensor:
+    """Return the entry of the score vector at which query i and key j meet."""
+    return key - query + (query_length - 1)
+
+
+def visible(offsets: Int[Tensor, " span"], window: Window) -> Bool[Tensor, " span"] | None:
+    """Return which offsets satisfy −left ≤ offset ≤ right; None when all do."""
+    left, right = window
+    seen = None if left is None else offsets >= -left
+    if right is not None:
+        seen = offsets <= right if seen is None else seen & (offsets <= right)
+    return seen
+
+
+def hold_outside(
+    scores: Float[Tensor, "heads span"],
+    band: Int32[Tensor, "heads 2"],
+    offsets: Int[Tensor, " span"],
+) -> Float[Tensor, "heads span"]:
+    """Return scores in which every offset outside its head's band has the score of the band's edge.
+
+    A band that the vector does not reach holds the vector's nearest entry. The gradients of the
+    held offsets add up in the edge's entry. Tensor operations only: the band never meets the host.
+    """
+    length = scores.shape[-1]
+    if length == 0:
+        return scores
+    lowest, highest = band.long().amin(-1, keepdim=True), band.long().amax(-1, keepdim=True)
+    first_entry = (lowest - offsets[0]).clamp(0, length - 1)
+    last_entry = (highest - offsets[0]).clamp(0, length - 1)
+    held = torch.where(offsets < lowest, scores.gather(-1, first_entry), scores)
+    return torch.where(offsets > highest, scores.gather(-1, last_entry), held)
+
+
+def block_view(
+    scores: Float[Tensor, "heads span"],
+    query_length: int,
+    rows: tuple[int, int],
+    keys: tuple[int, int],
+) -> Float[Tensor, "heads rows keys"]:
+    """Return the matrix block of those rows and keys, **last row first**, as a view: no copy.
+
+    Upside down, row r and key j meet at entry `r + j` of the vector: strides (1, 1), where the
+    right way up would need a negative stride.
+    """
+    first = query_length - rows[1] + keys[0]
+    return scores.as_strided(
+        (scores.shape[0], rows[1] - rows[0], keys[1] - keys[0]),
+        (scores.stride(0), scores.stride(1), scores.stride(1)),
+        scores.storage_offset() + first * scores.stride(1),
+    )
+
+
+def add_block_diagonals(
+    total: Float[Tensor, "heads_or_1 span"],
+    block: Float[Tensor, "batch heads rows padded"],
+    query_length: int,
+    rows: tuple[int, int],
+    keys: tuple[int, int],
+) -> None:
+    """Add to `total` the diagonal sums of a block laid out as `block_view` does, in place.
+
+    Each row of the block is followed by as many zeros as the block has rows. Read again with rows
+    one element shorter, row r moves r to the right, and diagonals stand below each other.
+    """
+    batch, heads, count, width = block.shape
+    assert width == count + keys[1] - keys[0]
+    assert block.is_contiguous()
+    sheared = block.as_strided(
+        (batch, heads, count, width - 1),
+        (*block.stride()[:2], width - 1, 1),
+        block.storage_offset(),
+    )
+    first = query_length - rows[1] + keys[0]
+    summed = sheared.sum((0, 2))
+    total[:, first : first + width - 1] += summed if total.shape[0] > 1 else summed.sum(0)

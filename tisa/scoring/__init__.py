@@ -1,0 +1,25 @@
+"""Scoring functions f_θ(k): integer offsets k = key − query in, scores per head out.
+
+Each is a small module with the same four methods (`base.ScoringFunction`): `forward` gives the
+vector that `tisa.attention` takes, `scores` any offsets, `matrix` the dense form, `support` the
+band outside which nothing changes any more.
+"""
+
+from tisa.scoring.alibi import ALiBi
+from tisa.scoring.base import ScoringFunction
+from tisa.scoring.kerple import KerpleLog, KerplePower
+from tisa.scoring.near_far import NearFar
+from tisa.scoring.t5 import T5Buckets
+from tisa.scoring.tisa import TISA
+from tisa.scoring.tisa_v2 import TISAv2
+
+__all__ = [
+    "TISA",
+    "ALiBi",
+    "KerpleLog",
+    "KerplePower",
+    "NearFar",
+    "ScoringFunction",
+    "T5Buckets",
+    "TISAv2",
+]

@@ -1,0 +1,35 @@
+"""ALiBi: a fixed linear penalty on distance (Press et al., ICLR 2022)."""
+
+import math
+
+import torch
+
+from tisa.scoring.base import ScoringFunction
+from tisa.shapes import Float, Int, Tensor
+
+
+class ALiBi(ScoringFunction):
+    """ALiBi: f(k) = −m_h·|k|, fixed slopes m_h = 2^(−8h/H) for heads h = 1 … H; no parameters.
+
+    When H is no power of two, the slopes are those of the next lower power of two P, followed by
+    every other slope of 2P, as published.
+    """
+
+    def slopes(self) -> Float[Tensor, " heads"]:
+        """Return m of each head."""
+        heads = self.num_attention_heads
+        power = 2 ** math.floor(math.log2(heads))
+        head = torch.arange(heads, device=self._place.device, dtype=self._place.dtype)
+        own = 8 * (head + 1) / power
+        between = 4 * (2 * (head - power) + 1) / power
+        return torch.exp2(-torch.where(head < power, own, between))
+
+    def scores(self, offsets: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape"]:
+        """Return −m·|k| of each offset for each head."""
+        distance = self._distances(offsets).abs().reshape(-1)
+        flat = -self.slopes().unsqueeze(-1) * distance
+        return flat.reshape(self.num_attention_heads, *offsets.shape)
+
+    def support(self, eps: float) -> None:
+        """Return None: the tail falls for ever."""
+        return None

@@ -1,0 +1,128 @@
+"""What every scoring function f_θ(k) is: integer offsets in, one float32 score per head out.
+
+- Scores are computed in float32 whatever the model's dtype. `.half()`, `.bfloat16()` and
+  `.to(torch.bfloat16)` move the parameters but leave them float32; `.double()` makes them float64.
+  In bfloat16 the offsets above 256 would collapse into each other.
+- `support(eps)` bounds the score *and its derivative by every parameter*, so that an attention
+  kernel which skips the offsets outside the band still trains every parameter.
+- The choice of initial values is an argument, `init`; each class says what it means at step 0.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import nn
+
+from tisa.offsets import offset_range, to_matrix
+from tisa.shapes import Float, Int, Int32, Tensor
+
+Init = Literal["reference", "zero"]
+
+# Bands end here: far beyond any sequence, and sums of two such numbers still fit an int32.
+_FARTHEST = 2**30
+
+
+class ScoringFunction(nn.Module, ABC):
+    """A function of the offset, one curve per head; subclasses define `scores` and `support`."""
+
+    _place: Tensor
+
+    def __init__(self, num_attention_heads: int) -> None:
+        super().__init__()
+        if num_attention_heads < 1:
+            raise ValueError(
+                f"{type(self).__name__}: num_attention_heads must be at least 1, "
+                f"got {num_attention_heads}"
+            )
+        self.num_attention_heads = num_attention_heads
+        # Empty: it only says on which device and in which dtype the scores are wanted, also for
+        # functions that have no parameter to ask.
+        self.register_buffer("_place", torch.empty(0, dtype=torch.float32), persistent=False)
+
+    @abstractmethod
+    def scores(self, offsets: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape"]:
+        """Return the score of each offset for each head."""
+
+    @abstractmethod
+    def support(self, eps: float) -> Int32[Tensor, "heads 2"] | None:
+        """Return each head's band [lowest, highest] of offsets, or None where there is none.
+
+        On either side of the band the score and its derivative by every parameter are constant
+        within `eps`. Computed on the device from the present parameters, without a synchronisation.
+        """
+
+    def forward(
+        self,
+        query_length: int,
+        key_length: int | None = None,
+        *,
+        query_start: int | Int[Tensor, ""] | None = None,
+    ) -> Float[Tensor, "heads span"]:
+        """Return the score vector that `tisa.attention` takes, in the order of `tisa.offsets`."""
+        key_length = query_length if key_length is None else key_length
+        return self.scores(
+            offset_range(
+                query_length, key_length, query_start=query_start, device=self._place.device
+            )
+        )
+
+    def matrix(
+        self,
+        query_length: int,
+        key_length: int | None = None,
+        *,
+        query_start: int | Int[Tensor, ""] | None = None,
+    ) -> Float[Tensor, "heads queries keys"]:
+        """Return the dense scores, to add to the logits of an attention of your own."""
+        key_length = query_length if key_length is None else key_length
+        vector = self(query_length, key_length, query_start=query_start)
+        return to_matrix(vector, query_length, key_length)
+
+    def extra_repr(self) -> str:
+        """Return what `print(module)` shows."""
+        return f"num_attention_heads={self.num_attention_heads}"
+
+    def _distances(self, offsets: Tensor) -> Tensor:
+        """Return the offsets as floats of the dtype in which scores are computed."""
+        if offsets.is_floating_point() or offsets.is_complex() or offsets.dtype == torch.bool:
+            raise TypeError(
+                f"{type(self).__name__}.scores: offsets must be an integer tensor (key − query), "
+                f"got {offsets.dtype}; convert them with .long()"
+            )
+        return offsets.to(self._place.dtype)
+
+    def _bands(self, lowest: Tensor, highest: Tensor) -> Tensor:
+        """Return (heads, 2) bands in int32 from real ends, rounded outwards."""
+        ends = torch.stack((lowest.floor(), highest.ceil()), dim=-1)
+        return ends.clamp(-_FARTHEST, _FARTHEST).to(torch.int32)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ScoringFunction":
+        def at_least_float32(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if moved.dtype in (torch.float16, torch.bfloat16):
+                # From `tensor`, not from `moved`, which has already lost the low bits.
+                return tensor.to(device=moved.device, dtype=torch.float32)
+            return moved
+
+        return super()._apply(at_least_float32, recurse)
+
+
+def head_parameter(*shape: int) -> nn.Parameter:
+    """Return a parameter without values yet, in float32 whatever torch's default dtype is."""
+    return nn.Parameter(torch.empty(shape, dtype=torch.float32))
+
+
+def check_init(owner: ScoringFunction, init: str) -> None:
+    """Refuse an unknown choice of initial values."""
+    if init not in ("reference", "zero"):
+        raise ValueError(
+            f'{type(owner).__name__}: init must be "reference" or "zero", got {init!r}'
+        )
+
+
+def inverse_softplus(positive: Tensor) -> Tensor:
+    """Return x with softplus(x) = positive; values below 0.01 count as 0.01."""
+    positive = positive.clamp_min(1e-2)
+    return positive + torch.log(-torch.expm1(-positive))

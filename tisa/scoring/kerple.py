@@ -1,0 +1,84 @@
+"""KERPLE: learned logarithmic and power decays with distance (Chi et al., NeurIPS 2022)."""
+
+from abc import abstractmethod
+
+import torch
+from torch.nn.functional import softplus
+
+from tisa.scoring.base import ScoringFunction, head_parameter, inverse_softplus
+from tisa.shapes import Float, Int, Tensor
+
+
+class _Kerple(ScoringFunction):
+    """What KERPLE's two kernels share: r₁ = softplus(`raw_r1`) > 0 per head, and `raw_r2`."""
+
+    def __init__(self, num_attention_heads: int = 12) -> None:
+        super().__init__(num_attention_heads)
+        self.raw_r1 = head_parameter(num_attention_heads)
+        self.raw_r2 = head_parameter(num_attention_heads)
+        self.reset_parameters()
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """Draw new initial values."""
+
+    @property
+    def r1(self) -> Float[Tensor, " heads"]:
+        """Return the strength of the decay."""
+        return softplus(self.raw_r1.to(self._place.dtype))
+
+    def support(self, eps: float) -> None:
+        """Return None: the tail falls for ever."""
+        return None
+
+
+class KerpleLog(_Kerple):
+    """KERPLE's logarithmic kernel: f(k) = −r₁·log(1 + r₂·|k|), r₁, r₂ > 0 learned per head.
+
+    r₁ = softplus(`raw_r1`), r₂ = softplus(`raw_r2`): positive without clamping, so gradients never
+    vanish at a bound. At step 0: r₁ ~ U(0, 2), r₂ ~ U(0, 1) as in the authors' code, every head a
+    slow decay of its own.
+    """
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values."""
+        with torch.no_grad():
+            self.raw_r1.copy_(inverse_softplus(torch.rand_like(self.raw_r1) * 2))
+            self.raw_r2.copy_(inverse_softplus(torch.rand_like(self.raw_r2)))
+
+    @property
+    def r2(self) -> Float[Tensor, " heads"]:
+        """Return the rate, 1/r₂ being the distance from which on the decay is logarithmic."""
+        return softplus(self.raw_r2.to(self._place.dtype))
+
+    def scores(self, offsets: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape"]:
+        """Return f(k) of each offset for each head."""
+        distance = self._distances(offsets).abs().reshape(-1)
+        flat = -self.r1.unsqueeze(-1) * torch.log1p(self.r2.unsqueeze(-1) * distance)
+        return flat.reshape(self.num_attention_heads, *offsets.shape)
+
+
+class KerplePower(_Kerple):
+    """KERPLE's power kernel: f(k) = −r₁·|k|^r₂, r₁ > 0, 0 < r₂ < 2 learned per head.
+
+    r₁ = softplus(`raw_r1`), r₂ = 2·sigmoid(`raw_r2`). At step 0: r₁ ~ U(0, 1), r₂ ~ U(0, 2).
+    """
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values."""
+        with torch.no_grad():
+            self.raw_r1.copy_(inverse_softplus(torch.rand_like(self.raw_r1)))
+            self.raw_r2.copy_(torch.rand_like(self.raw_r2).clamp(1e-3, 1 - 1e-3).logit())
+
+    @property
+    def r2(self) -> Float[Tensor, " heads"]:
+        """Return the exponent."""
+        return 2 * torch.sigmoid(self.raw_r2.to(self._place.dtype))
+
+    def scores(self, offsets: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape"]:
+        """Return f(k) of each offset for each head."""
+        distance = self._distances(offsets).abs().reshape(-1)
+        # The power of 0 has no second derivative in torch; offsets are integers, so 1 can stand in.
+        power = distance.clamp_min(1) ** self.r2.unsqueeze(-1)
+        flat = -self.r1.unsqueeze(-1) * torch.where(distance > 0, power, 0.0)
+        return flat.reshape(self.num_attention_heads, *offsets.shape)

@@ -1,0 +1,53 @@
+"""Near and far: TISA's kernels with a decay that holds distant tokens down. Our own."""
+
+import torch
+from torch.nn.functional import softplus
+
+from tisa.scoring.base import Init, ScoringFunction, head_parameter, inverse_softplus
+from tisa.scoring.tisa import TISA
+from tisa.shapes import Float, Int, Tensor
+
+
+class NearFar(ScoringFunction):
+    """Ours: TISA's free kernels near, a learned logarithmic decay far, on each side its own.
+
+    f(k) = Σ_s a_s·exp(−|b_s|(k − c_s)²) − r·log(1 + ρ·|k|),  r = r₋ for k < 0 and r₊ for k > 0.
+
+    A sum of bounded kernels goes to 0 far away, so nothing holds distant tokens down when the input
+    is longer than in training. The second term does, and near the query it changes slowly enough
+    that the kernels stay free to have any shape. Parameters: `near`, a `TISA`; `raw_strengths`
+    (heads, 2) with r₋, r₊ = softplus(·); `raw_rates` (heads) with ρ = softplus(·).
+
+    At step 0:
+        init="reference": kernels as in `TISA`, decay as in `KerpleLog`.
+        init="zero": amplitudes 0; the decay, which cannot be 0, is all there is.
+    """
+
+    def __init__(
+        self, num_attention_heads: int = 12, num_kernels: int = 5, *, init: Init = "reference"
+    ) -> None:
+        super().__init__(num_attention_heads)
+        self.near = TISA(num_attention_heads, num_kernels, init=init)
+        self.raw_strengths = head_parameter(num_attention_heads, 2)
+        self.raw_rates = head_parameter(num_attention_heads)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values; both sides start with the same decay."""
+        self.near.reset_parameters()
+        with torch.no_grad():
+            strengths = torch.rand_like(self.raw_rates).unsqueeze(-1) * 2
+            self.raw_strengths.copy_(inverse_softplus(strengths.expand_as(self.raw_strengths)))
+            self.raw_rates.copy_(inverse_softplus(torch.rand_like(self.raw_rates)))
+
+    def scores(self, offsets: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape"]:
+        """Return f(k) of each offset for each head."""
+        k = self._distances(offsets).reshape(-1)
+        before, after = softplus(self.raw_strengths.to(k.dtype)).unsqueeze(-1).unbind(1)
+        rates = softplus(self.raw_rates.to(k.dtype)).unsqueeze(-1)
+        decay = torch.where(k < 0, before, after) * torch.log1p(rates * k.abs())
+        return self.near.scores(offsets) - decay.reshape(self.num_attention_heads, *offsets.shape)
+
+    def support(self, eps: float) -> None:
+        """Return None: the tail falls for ever."""
+        return None

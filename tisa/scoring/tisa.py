@@ -1,0 +1,125 @@
+"""TISA: radial-basis scores of the offset (Wennberg & Henter, ACL 2021)."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from tisa.scoring.base import Init, ScoringFunction, check_init, head_parameter
+from tisa.shapes import Float, Int, Int32, Tensor
+
+
+class TISA(ScoringFunction):
+    """The paper's scores: f(k) = Σ_s a_s · exp(−|b_s| · (k − c_s)²), S kernels per head.
+
+    Parameters, each (heads, kernels): `kernel_amplitudes` a, `kernel_sharpness` b,
+    `kernel_offsets` c. `num_kernels=0` is the zero function.
+
+    At step 0:
+        init="reference": the author's a ~ N(0.1, 0.01), b ~ N(0.1, 0.01), c ~ N(0, 5) (mean and
+            standard deviation). Bumps of height 0.1 and about ±2 tokens width at places near the
+            query: a slight preference, different for each head, for some of its neighbours.
+        init="zero": the same b and c, a = 0. Scores are exactly 0, a model that it is added to
+            computes what it did before; amplitudes get a gradient in the first step, b and c from
+            the second on.
+    """
+
+    def __init__(
+        self, num_attention_heads: int = 12, num_kernels: int = 5, *, init: Init = "reference"
+    ) -> None:
+        super().__init__(num_attention_heads)
+        if num_kernels < 0:
+            raise ValueError(f"TISA: num_kernels must be 0 or more, got {num_kernels}")
+        check_init(self, init)
+        self.num_kernels = num_kernels
+        self.init = init
+        self.kernel_amplitudes = head_parameter(num_attention_heads, num_kernels)
+        self.kernel_sharpness = head_parameter(num_attention_heads, num_kernels)
+        self.kernel_offsets = head_parameter(num_attention_heads, num_kernels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values."""
+        with torch.no_grad():
+            self.kernel_amplitudes.normal_(0.1, 0.01)
+            self.kernel_sharpness.normal_(0.1, 0.01)
+            self.kernel_offsets.normal_(0.0, 5.0)
+            if self.init == "zero":
+                self.kernel_amplitudes.zero_()
+
+    @classmethod
+    def from_reference(cls, state_dict: Mapping[str, Tensor]) -> "TISA":
+        """Return the function with the weights of the author's published code.
+
+        That code computes entry (i, j) as f(i − j − 1), mirrored and shifted against the paper;
+        its tensors are (kernels, heads). The map is exact: a, b as they are, c = −(c_ref + 1).
+        """
+        names = ("kernel_amplitudes", "kernel_sharpness", "kernel_offsets")
+        missing = [name for name in names if name not in state_dict]
+        if missing:
+            raise ValueError(
+                f"TISA.from_reference: state_dict must have {', '.join(names)}; "
+                f"{', '.join(missing)} missing, got {sorted(state_dict)}; "
+                "strip the prefix of the module that held them"
+            )
+        a, b, c = (state_dict[name].detach() for name in names)
+        if a.ndim != 2 or not a.shape == b.shape == c.shape:
+            raise ValueError(
+                "TISA.from_reference: the three tensors must have one shape (kernels, heads), "
+                f"got {tuple(a.shape)}, {tuple(b.shape)}, {tuple(c.shape)}"
+            )
+        num_kernels, num_attention_heads = a.shape
+        tisa = cls(num_attention_heads, num_kernels)
+        if a.dtype == torch.float64:
+            tisa.double()
+        with torch.no_grad():
+            tisa.kernel_amplitudes.copy_(a.T)
+            tisa.kernel_sharpness.copy_(b.T)
+            tisa.kernel_offsets.copy_(-(c.to(tisa.kernel_offsets.dtype).T + 1))
+        return tisa.to(a.device)
+
+    def scores(self, offsets: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape"]:
+        """Return f(k) of each offset for each head."""
+        k = self._distances(offsets).reshape(-1)
+        a = self.kernel_amplitudes.to(k.dtype).unsqueeze(-1)
+        b = self.kernel_sharpness.to(k.dtype).unsqueeze(-1)
+        c = self.kernel_offsets.to(k.dtype).unsqueeze(-1)
+        kernels = a * torch.exp(-b.abs() * (k - c) ** 2)
+        return kernels.sum(1).reshape(self.num_attention_heads, *offsets.shape)
+
+    def support(self, eps: float) -> Int32[Tensor, "heads 2"]:
+        """Return the band outside which every kernel and all its derivatives are below `eps`.
+
+        With u = k − c and E = exp(−|b|u²), the derivatives by a, b, c are E, a·u²·E and a·2|b|u·E.
+        An amplitude below 1 is taken as 1: it may be 0 now and still has to learn. The sharpness
+        x = |b|u² at which all three are down to eps/S solves x = L + max(0, ln(x/|b|), ln 2√(|b|x))
+        with L = ln(max(1, |a|)·S/eps). The right side is concave in x, so repeating it from a start
+        above the solution comes down to it and never falls below.
+        """
+        if self.num_kernels == 0:
+            return torch.zeros(
+                self.num_attention_heads, 2, dtype=torch.int32, device=self._place.device
+            )
+        if not 0 < eps < 1:
+            raise ValueError(f"TISA.support: eps must lie between 0 and 1, got {eps}")
+        with torch.no_grad():
+            a, b, c = (
+                p.to(self._place.dtype)
+                for p in (self.kernel_amplitudes, self.kernel_sharpness, self.kernel_offsets)
+            )
+            # A flat kernel (b = 0) has no band: its width goes beyond every offset.
+            b = b.abs().clamp_min(torch.finfo(b.dtype).tiny)
+            level = torch.log(a.abs().clamp_min(1.0) * (self.num_kernels / eps))
+            x = 2 * (level + b.log().abs() + 2)
+            for _ in range(12):
+                by_sharpness = x.log() - b.log()
+                by_offset = math.log(2) + (b.log() + x.log()) / 2
+                x = level + torch.maximum(by_sharpness, by_offset).clamp_min(0.0)
+                # u²·E falls only from x = 1 on.
+                x = x.clamp_min(1.0)
+            reach = torch.sqrt(x / b)
+            return self._bands((c - reach).amin(1), (c + reach).amax(1))
+
+    def extra_repr(self) -> str:
+        """Return what `print(module)` shows."""
+        return f"{super().extra_repr()}, num_kernels={self.num_kernels}, init={self.init!r}"

@@ -1,0 +1,109 @@
+"""TISA v2: soft steps and a fixed slope (the author of TISA, in a motion model, 2023)."""
+
+import math
+
+import torch
+
+from tisa.scoring.base import ScoringFunction, head_parameter
+from tisa.shapes import Float, Int, Tensor
+
+
+class TISAv2(ScoringFunction):
+    """TISA v2: log of a sum of soft steps, minus a fixed slope; its tail keeps falling.
+
+    f(k) = log(Σ_s |a_s|·sigmoid(sign(a_s)·(D − o_s)/w_s) + |β| + 1e-8) − m·|D|,  D = −k.
+
+    Parameters, each (heads, kernels): `step_amplitudes` a, `step_offsets` o, `step_widths` w; and
+    `floors` β, (heads). The slope m is fixed: −ln(1e-8)/(view/2), the fields of view geometric from
+    `shortest_view` (first head) to `longest_view` (last). The last `num_agnostic_heads` heads have
+    no steps and no slope: their score is 0. `kernel_dropout` drops whole steps of a head in
+    training (dropping single entries would break translation invariance).
+
+    At step 0 (a ~ N(0, 0.01), o ~ N(0, 15), w = 5, β = 1): nearly the slope alone, like ALiBi. The
+    steps could not start from a = 0: the sign of a decides which way a step faces.
+    """
+
+    def __init__(
+        self,
+        num_attention_heads: int = 12,
+        num_kernels: int = 5,
+        *,
+        shortest_view: float = 64.0,
+        longest_view: float = 4096.0,
+        num_agnostic_heads: int = 0,
+        kernel_dropout: float = 0.0,
+    ) -> None:
+        super().__init__(num_attention_heads)
+        if num_kernels < 0:
+            raise ValueError(f"TISAv2: num_kernels must be 0 or more, got {num_kernels}")
+        if not 0 < shortest_view <= longest_view:
+            raise ValueError(
+                "TISAv2: views must satisfy 0 < shortest_view ≤ longest_view, "
+                f"got {shortest_view} and {longest_view}"
+            )
+        if not 0 <= num_agnostic_heads <= num_attention_heads:
+            raise ValueError(
+                f"TISAv2: num_agnostic_heads must lie in 0 … {num_attention_heads}, "
+                f"got {num_agnostic_heads}"
+            )
+        if not 0 <= kernel_dropout < 1:
+            raise ValueError(f"TISAv2: kernel_dropout must lie in [0, 1), got {kernel_dropout}")
+        self.num_kernels = num_kernels
+        self.shortest_view = shortest_view
+        self.longest_view = longest_view
+        self.num_agnostic_heads = num_agnostic_heads
+        self.kernel_dropout = kernel_dropout
+        self.step_amplitudes = head_parameter(num_attention_heads, num_kernels)
+        self.step_offsets = head_parameter(num_attention_heads, num_kernels)
+        self.step_widths = head_parameter(num_attention_heads, num_kernels)
+        self.floors = head_parameter(num_attention_heads)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values."""
+        with torch.no_grad():
+            self.step_amplitudes.normal_(0.0, 0.01)
+            self.step_offsets.normal_(0.0, 15.0)
+            self.step_widths.fill_(5.0)
+            self.floors.fill_(1.0)
+
+    def slopes(self) -> Float[Tensor, " heads"]:
+        """Return m of each head."""
+        positional = self.num_attention_heads - self.num_agnostic_heads
+        head = torch.arange(
+            self.num_attention_heads, device=self._place.device, dtype=self._place.dtype
+        )
+        ratio = math.log(self.longest_view / self.shortest_view) / max(1, positional - 1)
+        slopes = -math.log(1e-8) / (self.shortest_view * torch.exp(head * ratio) / 2)
+        return torch.where(head < positional, slopes, 0.0)
+
+    def scores(self, offsets: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape"]:
+        """Return f(k) of each offset for each head."""
+        D = -self._distances(offsets).reshape(-1)
+        a = self.step_amplitudes.to(D.dtype)
+        weights = a.abs()
+        if self.training and self.kernel_dropout:
+            kept = torch.rand_like(weights) >= self.kernel_dropout
+            weights = weights * kept / (1 - self.kernel_dropout)
+        # A width that training drives to 0 would make 0/0 at D = o.
+        w = self.step_widths.to(D.dtype).abs().clamp_min(1e-3).unsqueeze(-1)
+        o = self.step_offsets.to(D.dtype).unsqueeze(-1)
+        steps = weights.unsqueeze(-1) * torch.sigmoid(a.sign().unsqueeze(-1) * (D - o) / w)
+        floor = self.floors.to(D.dtype).abs().unsqueeze(-1)
+        near = torch.log(steps.sum(1) + floor + 1e-8)
+        slopes = self.slopes().unsqueeze(-1)
+        positional = slopes > 0
+        scores = torch.where(positional, near, 0.0) - slopes * D.abs()
+        return scores.reshape(self.num_attention_heads, *offsets.shape)
+
+    def support(self, eps: float) -> None:
+        """Return None: the tail falls for ever."""
+        return None
+
+    def extra_repr(self) -> str:
+        """Return what `print(module)` shows."""
+        return (
+            f"{super().extra_repr()}, num_kernels={self.num_kernels}, "
+            f"views=({self.shortest_view:g}, {self.longest_view:g}), "
+            f"num_agnostic_heads={self.num_agnostic_heads}, kernel_dropout={self.kernel_dropout}"
+        )
