@@ -1,5 +1,6 @@
 """The operator: validate, choose a backend, call it."""
 
+from contextlib import nullcontext
 from types import ModuleType
 
 import torch
@@ -65,7 +66,8 @@ def attention(
             is asked for by name does the call or raises; it never hands it on.
     """
     device = query.device.type
-    if torch.is_autocast_enabled(device) and query.dtype != torch.float64:
+    autocast = torch.is_autocast_enabled(device)
+    if autocast and query.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     call = checked_call(
@@ -96,7 +98,8 @@ def attention(
     if call.empty:
         # Zeros, whoever is asked; the reference says them with a gradient.
         chosen = reference
-    with torch.autocast(device, enabled=False):
+    # Only where it is on: an exported graph would keep it as a graph of its own.
+    with torch.autocast(device, enabled=False) if autocast else nullcontext():
         output, lse = chosen.attend(call)
     return (output, lse) if return_lse else output
 

@@ -52,6 +52,13 @@ class Call:
         return self.query.shape[1], self.key.shape[1]
 
     @property
+    def grouped(self) -> bool:
+        """Whether several query heads share a key head."""
+        heads, key_heads = self.heads
+        # Not `return heads != key_heads`: of symbolic sizes that would be no bool.
+        return False if heads == key_heads else True  # noqa: SIM211
+
+    @property
     def empty(self) -> bool:
         """Whether there is nothing to attend to or nobody who attends."""
         return self.query.numel() == 0 or self.key.numel() == 0

@@ -39,7 +39,7 @@ def refuses(call: Call) -> str | None:
             return "FlexAttention computes no gradients on the CPU"
         if call.return_lse:
             return "FlexAttention returns no log-sum-exp on the CPU"
-        if not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
+        if not torch.compiler.is_compiling() and not _has_compiler():
             return "on the CPU it needs a C++ compiler"
     elif device not in ("cuda", "xpu"):
         return f"it is not tried on the device {device!r}"
@@ -55,9 +55,12 @@ def attend(
 ]:
     """Return the attention output in the query's dtype and, if asked for, the log-sum-exp."""
     query, key, value = call.query, call.key, call.value
+    on_gpu = query.device.type != "cpu"
+    if not on_gpu:
+        # It refuses parameters on the CPU even where nobody asks for their gradient.
+        query, key, value = query.detach(), key.detach(), value.detach()
     if call.packed:
         query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
-    on_gpu = query.device.type != "cpu"
     result: Any = _flex()(
         query,
         key,
@@ -65,7 +68,7 @@ def attend(
         score_mod=_score_mod(call),
         block_mask=_block_mask(call, query.shape[-2], key.shape[-2]),
         scale=call.scale,
-        enable_gqa=call.heads[0] != call.heads[1],
+        enable_gqa=call.grouped,
         kernel_options=_GPU_TILES if on_gpu else None,
         return_aux=AuxRequest(lse=True) if call.return_lse else None,
     )
@@ -73,6 +76,11 @@ def attend(
     if call.packed:
         return output[0].transpose(0, 1), None if lse is None else lse[0].transpose(0, 1)
     return output, lse
+
+
+@cache
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
 
 
 def _flex() -> Callable[..., Any]:
@@ -93,6 +101,8 @@ def _score_mod(call: Call) -> Callable[..., Tensor] | None:
     if vector is not None:
         vector = vector.expand(call.heads[0], -1).contiguous()
     if mask is not None:
+        # A mask of another dtype than the logits comes out as NaN on the CPU.
+        mask = mask if mask.dtype == torch.bool else mask.to(call.dtype)
         mask = mask.expand(
             call.query.shape[0], call.heads[0], call.query.shape[2], call.key.shape[2]
         )

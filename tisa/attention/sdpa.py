@@ -43,7 +43,7 @@ def attend(call: Call) -> tuple[Float[Tensor, "*batch_heads queries value_dim"],
         dropout_p=call.dropout_p,
         is_causal=bias is None and call.is_causal and not _sees_everything(call),
         scale=call.scale,
-        enable_gqa=call.heads[0] != call.heads[1],
+        enable_gqa=call.grouped,
     )
     if blind is not None:
         output = output.masked_fill(blind, 0.0)
