@@ -141,14 +141,14 @@ def add_block_diagonals(
     Each row of the block is followed by as many zeros as the block has rows. Read again with rows
     one element shorter, row r moves r to the right, and diagonals stand below each other.
     """
-    batch, heads, count, width = block.shape
+    count, width = block.shape[-2:]
     assert width == count + keys[1] - keys[0]
     assert block.is_contiguous()
-    sheared = block.as_strided(
-        (batch, heads, count, width - 1),
-        (*block.stride()[:2], width - 1, 1),
-        block.storage_offset(),
+    heads = block[0] if block.shape[0] == 1 else block.sum(0)
+    if total.shape[0] == 1:
+        heads = heads.sum(0, keepdim=True)
+    sheared = heads.as_strided(
+        (heads.shape[0], count, width - 1), (heads.stride(0), width - 1, 1), heads.storage_offset()
     )
     first = query_length - rows[1] + keys[0]
-    summed = sheared.sum((0, 2))
-    total[:, first : first + width - 1] += summed if total.shape[0] > 1 else summed.sum(0)
+    total[:, first : first + width - 1] += sheared.sum(1)

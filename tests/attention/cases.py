@@ -23,6 +23,8 @@ class Case:
     scores: bool = True
     options: dict[str, Any] = field(default_factory=dict)
     mask: str | None = None
+    # What the drawn numbers are rounded to before anybody sees them.
+    rounding: torch.dtype = torch.float64
 
     def make(self, dtype=torch.float64, device="cpu"):
         """Return (query, key, value), the scoring function or None, and the options."""

@@ -105,16 +105,23 @@ def attention(
 
 
 def choose_backend(call: Call) -> str:
-    """Return the backend that "auto" takes: the first of the preferred ones that does not refuse.
+    """Return the backend that "auto" takes: the first preferred one that does not refuse.
 
-    1. Being exported: "sdpa", whose graph holds PyTorch operators only.
-    2. Nothing that SDPA would need a dense bias for: "sdpa", which then is flash attention.
-    3. Otherwise: "chunked", which is faster than a dense bias from short lengths on and needs no
-       n² memory (benchmarks/results).
-    4. What these refuse (the log-sum-exp or a mask's gradient): the next of "chunked", "sdpa",
+    1. "sdpa" where it needs no dense bias (it is flash attention then), and in a graph that is
+       being exported (which so holds PyTorch's operators only).
+    2. "sdpa" on an accelerator while the dense bias has at most 2²⁸ elements, 1 GiB in float32.
+    3. "chunked" otherwise: on the CPU at any length, elsewhere where n² memory begins to hurt.
+    4. What these refuse (a log-sum-exp, a mask's gradient): the next of "chunked", "sdpa",
        "reference". "flex" is taken only by name: it compiles for a while on first use.
+
+    benchmarks/results has the measurements behind 2 and 3.
     """
-    if torch.compiler.is_exporting() or not sdpa.is_dense(call):
+    on_accelerator = call.query.device.type != "cpu"
+    if (
+        torch.compiler.is_exporting()
+        or not sdpa.is_dense(call)
+        or (on_accelerator and sdpa.dense_elements(call) <= 2**28)
+    ):
         preferred = ("sdpa", "chunked", "reference")
     else:
         preferred = ("chunked", "sdpa", "reference")

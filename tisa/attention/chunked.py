@@ -21,10 +21,10 @@ from tisa.attention.call import Call
 from tisa.attention.dropout import dropout_seed, kept, kept_scale
 from tisa.offsets import add_block_diagonals, block_view
 
-# The logits of a block: enough of them for fast matrix products, few enough for a CPU's cache
-# (benchmarks/attention.py; a quarter or four times as many cost 10 to 20 %).
-_BLOCK_ELEMENTS = 2**21
-_BLOCK_ROWS = 128
+# (logits, queries) of a block. Enough for fast matrix products; on a CPU few enough for its cache,
+# on an accelerator enough to outweigh the launches (docs/log.md).
+_CPU_BLOCK = (2**21, 128)
+_ACCELERATOR_BLOCK = (2**25, 256)
 
 
 def refuses(call: Call) -> str | None:
@@ -254,11 +254,13 @@ class _Dense:
         self.scratch: dict[str, Tensor] = {}
 
     def blocks(self) -> Iterator[_Block]:
-        rows = min(self.queries, _BLOCK_ROWS)
+        on_cpu = self.query.device.type == "cpu"
+        elements, rows = _CPU_BLOCK if on_cpu else _ACCELERATOR_BLOCK
+        rows = min(self.queries, rows)
         width = self.keys
         if self.query_start is not None and self.left is not None and self.right is not None:
             width = min(width, max(1, rows + self.left + self.right))
-        lanes = max(1, _BLOCK_ELEMENTS // max(1, rows * self.group * width))
+        lanes = max(1, elements // max(1, rows * self.group * width))
         head_step = min(lanes, self.key_heads)
         batch_step = max(1, lanes // max(1, self.key_heads))
         for b0 in range(0, self.batch, batch_step):

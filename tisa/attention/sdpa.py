@@ -23,6 +23,14 @@ def is_dense(call: Call) -> bool:
     return not (_sees_everything(call) or _causal_from_top_left(call)) or _has_bias(call)
 
 
+def dense_elements(call: Call) -> int:
+    """Return the number of elements of that bias, 0 when there is none."""
+    if not is_dense(call):
+        return 0
+    queries, keys = (call.query.shape[0],) * 2 if call.packed else call.lengths
+    return call.heads[0] * queries * keys
+
+
 def attend(call: Call) -> tuple[Float[Tensor, "*batch_heads queries value_dim"], None]:
     """Return the attention output in the query's dtype."""
     query, key, value = call.query, call.key, call.value
