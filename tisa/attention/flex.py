@@ -91,7 +91,8 @@ def _flex() -> Callable[..., Any]:
 
 @cache
 def _compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    return torch.compile(flex_attention, dynamic=False), torch.compile(create_block_mask)
+    # fullgraph: where dynamo would give up and run it eagerly, with n² memory, it raises instead.
+    return torch.compile(flex_attention, fullgraph=True), torch.compile(create_block_mask)
 
 
 def _score_mod(call: Call) -> Callable[..., Tensor] | None:

@@ -1,0 +1,152 @@
+"""The tree is what the README says, layers hold, optional packages are optional."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+SOURCES = sorted(p for p in (ROOT / "tisa").rglob("*.py"))
+
+# What a development environment has and a user's may not have.
+OPTIONAL = [
+    "beartype", "hypothesis", "importlinter", "jaxtyping", "matplotlib", "numpy", "pytest", "rich",
+    "scipy", "tqdm", "transformers", "triton",
+]  # fmt: skip
+
+
+def run(program, *flags):
+    return subprocess.run(
+        [sys.executable, *flags, "-c", program], capture_output=True, text=True, cwd=ROOT
+    )
+
+
+def tree_of_the_readme():
+    """Return the paths that the README's tree names, in its order."""
+    (block,) = re.findall(r"## The tree.*?```\n(.*?)```", README, flags=re.DOTALL)
+    folders, paths = [], []
+    for line in block.splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        folders = folders[:depth]
+        paths.append("/".join([*folders, name]).replace("//", "/"))
+        if name.endswith("/"):
+            folders.append(name.rstrip("/"))
+    return paths
+
+
+def test_the_tree_in_the_readme_is_the_tree():
+    named = [p for p in tree_of_the_readme() if p.startswith("tisa/") and p.endswith(".py")]
+    there = {str(p.relative_to(ROOT)) for p in SOURCES if p.name != "__init__.py"}
+    assert set(named) == there
+    for path in tree_of_the_readme():
+        assert (ROOT / path).exists(), path
+    scripts = {str(p.relative_to(ROOT)) for n in ("benchmarks", "examples")
+               for p in (ROOT / n).glob("*.py")}  # fmt: skip
+    assert scripts <= set(tree_of_the_readme())
+
+
+def test_every_line_of_the_tree_imports_only_from_lines_above():
+    order = [p for p in tree_of_the_readme() if p.startswith("tisa/") and p.endswith(".py")]
+    rank = {path.removesuffix(".py").replace("/", "."): i for i, path in enumerate(order)}
+    for path in order:
+        module = path.removesuffix(".py").replace("/", ".")
+        imported = re.findall(
+            r"^\s*(?:from (tisa[\w.]*) import ([\w, ]+)|import (tisa[\w.]*))",
+            (ROOT / path).read_text(),
+            flags=re.MULTILINE,
+        )
+        for package, names, plain in imported:
+            candidates = [plain or package, *(f"{package}.{n.strip()}" for n in names.split(","))]
+            for candidate in candidates:
+                if candidate in rank:
+                    assert rank[candidate] < rank[module], f"{module} imports {candidate}"
+
+
+def test_import_layers_hold():
+    answer = subprocess.run(
+        [Path(sys.executable).parent / "lint-imports", "--no-cache"],
+        capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stdout
+
+
+def test_python_snippets_of_the_readme_run():
+    snippets = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert snippets
+    for snippet in snippets:
+        answer = run(snippet)
+        assert answer.returncode == 0, answer.stderr
+
+
+def test_the_package_needs_torch_alone():
+    answer = run(
+        "import sys\n"
+        f"for name in {OPTIONAL}: sys.modules[name] = None\n"
+        "import torch, tisa\n"
+        "qkv = [torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3)]\n"
+        "for scoring in (tisa.TISA(2), tisa.TISAv2(2), tisa.T5Buckets(2), tisa.ALiBi(2),\n"
+        "                tisa.KerpleLog(2), tisa.KerplePower(2), tisa.NearFar(2)):\n"
+        "    for backend in ('reference', 'chunked', 'sdpa', 'auto'):\n"
+        "        out = tisa.attention(*qkv, scoring(5), band=scoring.support(1e-3),\n"
+        "                             dropout_p=0.1, backend=backend)\n"
+        "        out.sum().backward()\n"
+        "assert not any(m == 'tests' for m in sys.modules)\n"
+    )
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_importing_takes_no_longer_than_torch_and_a_fifth_of_a_second():
+    program = (
+        "import time, torch\n"
+        "start = time.perf_counter()\n"
+        "import tisa\n"
+        "print(time.perf_counter() - start)\n"
+    )
+    times = [float(run(program).stdout) for _ in range(3)]
+    assert min(times) < 0.2
+
+
+def test_importing_has_no_side_effects():
+    answer = run(
+        "import torch\n"
+        "before = (torch.get_default_dtype(), torch.initial_seed(), torch.get_num_threads())\n"
+        "import sys, tisa\n"
+        "assert before == (torch.get_default_dtype(), torch.initial_seed(),"
+        " torch.get_num_threads())\n"
+        "assert not [m for m in ('torch._dynamo', 'torch._inductor') if m in sys.modules]\n",
+        "-W", "error",
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_public_names_are_there_and_documented():
+    import tisa
+
+    assert sorted(tisa.__all__) == tisa.__all__ or set(tisa.__all__) <= set(dir(tisa))
+    for name in tisa.__all__:
+        assert getattr(tisa, name).__doc__, name
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    for name in tisa.__all__:
+        if name != "ScoringFunction":
+            assert name in changelog, name
+
+
+def test_versions_agree():
+    import tisa
+
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {tisa.__version__}\n" in citation
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_house_rules(path):
+    text = path.read_text()
+    assert "from __future__ import annotations" not in text
+    assert "os.environ" not in text
+    assert "NotImplementedError" not in text
+    assert len(text.splitlines()) <= 450
+    assert text.startswith('"""')
