@@ -69,7 +69,8 @@ def softplus(x):
 
 
 def near_far(a, b, c, before, after, rate, k):
-    return tisa(a, b, c, k) - (before if k < 0 else after) * math.log(1 + rate * abs(k))
+    decay = (before if k < 0 else after) * math.log(1 + (rate * k) ** 2) / 2
+    return tisa(a, b, c, k) - decay
 
 
 def attention(

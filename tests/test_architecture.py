@@ -1,5 +1,6 @@
 """The tree is what the README says, layers hold, optional packages are optional."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -54,16 +55,14 @@ def test_every_line_of_the_tree_imports_only_from_lines_above():
     rank = {path.removesuffix(".py").replace("/", "."): i for i, path in enumerate(order)}
     for path in order:
         module = path.removesuffix(".py").replace("/", ".")
-        imported = re.findall(
-            r"^\s*(?:from (tisa[\w.]*) import ([\w, ]+)|import (tisa[\w.]*))",
-            (ROOT / path).read_text(),
-            flags=re.MULTILINE,
-        )
-        for package, names, plain in imported:
-            candidates = [plain or package, *(f"{package}.{n.strip()}" for n in names.split(","))]
-            for candidate in candidates:
-                if candidate in rank:
-                    assert rank[candidate] < rank[module], f"{module} imports {candidate}"
+        imported = set()
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {name.name for name in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+        for other in imported & set(rank):
+            assert rank[other] < rank[module], f"{module} imports {other}"
 
 
 def test_import_layers_hold():
@@ -94,7 +93,6 @@ def test_the_package_needs_torch_alone():
         "        out = tisa.attention(*qkv, scoring(5), band=scoring.support(1e-3),\n"
         "                             dropout_p=0.1, backend=backend)\n"
         "        out.sum().backward()\n"
-        "assert not any(m == 'tests' for m in sys.modules)\n"
     )
     assert answer.returncode == 0, answer.stderr
 
@@ -126,7 +124,6 @@ def test_importing_has_no_side_effects():
 def test_public_names_are_there_and_documented():
     import tisa
 
-    assert sorted(tisa.__all__) == tisa.__all__ or set(tisa.__all__) <= set(dir(tisa))
     for name in tisa.__all__:
         assert getattr(tisa, name).__doc__, name
     changelog = (ROOT / "CHANGELOG.md").read_text()
@@ -148,5 +145,5 @@ def test_house_rules(path):
     assert "from __future__ import annotations" not in text
     assert "os.environ" not in text
     assert "NotImplementedError" not in text
-    assert len(text.splitlines()) <= 450
+    assert len(text.splitlines()) <= 400
     assert text.startswith('"""')

@@ -112,3 +112,47 @@ def test_block_diagonals_add_up_to_those_of_the_matrix(rows, keys, heads):
     padded = torch.nn.functional.pad(block, (0, count)).contiguous()
     offsets.add_block_diagonals(total, padded, 5, rows, keys)
     torch.testing.assert_close(total, expected + 1)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 5), (1, 7), (7, 1), (4, 9), (9, 4)])
+def test_vector_and_matrix_are_each_others_inverse(queries, keys):
+    vector = torch.randn(2, 3, queries + keys - 1)
+    matrix = offsets.to_matrix(vector, queries, keys)
+    assert torch.equal(offsets.to_vector(matrix), vector)
+
+
+def test_an_empty_matrix_has_no_vector():
+    with pytest.raises(ValueError, match="must have a query and a key"):
+        offsets.to_vector(torch.zeros(0, 3))
+
+
+@given(
+    st.integers(0, 6), st.integers(1, 6), st.integers(0, 12), st.integers(-9, 9),
+    st.none() | st.integers(0, 5), st.none() | st.integers(-2, 5),
+)  # fmt: skip
+def test_visible_keys_are_those_with_a_visible_offset(first, count, keys, start, left, right):
+    rows = (first, first + count)
+    i, j = torch.arange(*rows)[:, None], torch.arange(keys)[None, :]
+    seen = torch.ones(count, keys, dtype=torch.bool)
+    if left is not None:
+        seen &= offsets.offset_of(i, j, start) >= -left
+    if right is not None:
+        seen &= offsets.offset_of(i, j, start) <= right
+    found = offsets.visible_keys(rows, keys, start, (left, right))
+    assert 0 <= found[0] <= found[1]
+    columns = seen.any(0).nonzero().flatten().tolist()
+    # Nothing visible is left out, and the ends are tight where anything is visible.
+    if columns:
+        assert found == (columns[0], columns[-1] + 1)
+
+
+@pytest.mark.parametrize(("length", "new"), [(5, 3), (5, 5), (3, 5), (0, 4), (4, 1)])
+def test_recentred_keeps_every_offset_that_both_have(length, new):
+    scores = torch.randn(2, offsets.span(length, length))
+    found = offsets.recentred(scores, length, new)
+    old = dict(zip(offsets.offset_range(length, length).tolist(), scores.T, strict=True))
+    zero = torch.zeros(2)
+    for k, column in zip(offsets.offset_range(new, new).tolist(), found.T, strict=True):
+        assert torch.equal(column, old.get(k, zero))
+    if new <= length:
+        assert found.untyped_storage().data_ptr() == scores.untyped_storage().data_ptr()

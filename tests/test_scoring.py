@@ -8,12 +8,22 @@ import formulas
 import tisa
 
 HEADS = 3
+
+
+def mirrored(scoring):
+    """Steps that face the other way: the formula allows negative widths."""
+    torch.nn.init.uniform_(scoring.step_widths, -8.0, -2.0)
+    torch.nn.init.normal_(scoring.step_amplitudes)
+    return scoring
+
+
 EVERY = {
     "tisa": lambda: tisa.TISA(HEADS, 4),
     "tisa-zero": lambda: tisa.TISA(HEADS, 4, init="zero"),
     "tisa-none": lambda: tisa.TISA(HEADS, 0),
     "tisa-v2": lambda: tisa.TISAv2(HEADS, 4, shortest_view=16, longest_view=64),
     "tisa-v2-agnostic": lambda: tisa.TISAv2(HEADS, 4, num_agnostic_heads=1),
+    "tisa-v2-mirrored": lambda: mirrored(tisa.TISAv2(HEADS, 4)),
     "t5": lambda: tisa.T5Buckets(HEADS),
     "t5-causal": lambda: tisa.T5Buckets(HEADS, bidirectional=False),
     "alibi": lambda: tisa.ALiBi(HEADS),
@@ -155,10 +165,11 @@ def test_built_under_another_default_dtype():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_does_not_touch_scores(scoring, dtype):
-    expected = scoring(64)
+    vector, matrix = scoring(64), scoring.matrix(8)
     with torch.autocast("cpu", dtype=dtype):
-        assert torch.equal(scoring(64), expected)
-        assert torch.equal(scoring.matrix(8), scoring.matrix(8).float())
+        for found, expected in ((scoring(64), vector), (scoring.matrix(8), matrix)):
+            assert found.dtype == torch.float32
+            assert torch.equal(found, expected)
 
 
 def test_all_8191_offsets_stay_distinct_in_bfloat16():
@@ -172,6 +183,14 @@ def test_all_8191_offsets_stay_distinct_in_bfloat16():
         assert vector.shape == (1, 8191)
         # Even functions have each value twice, but for the one in the middle.
         assert len(vector[0].unique()) == (8191 if module is scoring else 4096)
+
+
+def test_parameters_that_became_half_on_another_way_still_give_float32_scores(scoring):
+    scoring._place.data = scoring._place.data.bfloat16()
+    for p in scoring.parameters():
+        p.data = p.data.bfloat16()
+    assert scoring(9).dtype == torch.float32
+    assert len(tisa.ALiBi(1)(4096)[0].unique()) == 4096
 
 
 def test_state_dict_round_trip_and_pickle(scoring):

@@ -37,6 +37,14 @@ def offset_range(
     device: torch.device | None = None,
 ) -> Int[Tensor, " span"]:
     """Return the offset of every entry of a score vector, in the vector's order."""
+    for name, length in (("query_length", query_length), ("key_length", key_length)):
+        if isinstance(length, (Tensor, float)):
+            raise TypeError(
+                f"{name} must be an int, got {type(length).__name__}; "
+                "pass the length of the sequence, for example x.shape[-2]"
+            )
+        if length < 0:
+            raise ValueError(f"{name} must be 0 or more, got {length}")
     if query_start is None:
         query_start = default_query_start(query_length, key_length)
     entries = torch.arange(span(query_length, key_length), device=device)
@@ -60,6 +68,20 @@ def to_matrix(
     return flat.reshape(*heads, query_length, length)[..., query_length - 1 :].contiguous()
 
 
+def to_vector(matrix: Float[Tensor, "*heads queries keys"]) -> Float[Tensor, "*heads span"]:
+    """Return the score vector of a Toeplitz matrix: up its first column, then along its first row.
+
+    The inverse of `to_matrix`. Of a matrix that is not Toeplitz it reads those entries only.
+    """
+    query_length, key_length = matrix.shape[-2:]
+    if query_length == 0 or key_length == 0:
+        raise ValueError(
+            "to_vector: the matrix must have a query and a key, "
+            f"got shape {tuple(matrix.shape)}: nothing of the vector is in it"
+        )
+    return torch.cat((matrix[..., 0].flip(-1), matrix[..., 0, 1:]), dim=-1)
+
+
 def sum_diagonals(matrix: Float[Tensor, "*heads queries keys"]) -> Float[Tensor, "*heads span"]:
     """Return the sum of each diagonal, in the vector's order: the adjoint of `to_matrix`."""
     heads, (query_length, key_length) = matrix.shape[:-2], matrix.shape[-2:]
@@ -79,6 +101,16 @@ def offset_of(query: Tensor, key: Tensor, query_start: int) -> Tensor:
 def entry_of(query: Tensor, key: Tensor, query_length: int) -> Tensor:
     """Return the entry of the score vector at which query i and key j meet."""
     return key - query + (query_length - 1)
+
+
+def visible_keys(
+    rows: tuple[int, int], key_length: int, query_start: int, window: Window
+) -> tuple[int, int]:
+    """Return the first key that one of these queries may look at, and the one after the last."""
+    left, right = window
+    first = 0 if left is None else max(0, rows[0] + query_start - left)
+    last = key_length if right is None else min(key_length, rows[1] + query_start + right)
+    return first, max(first, last)
 
 
 def visible(offsets: Int[Tensor, " span"], window: Window) -> Bool[Tensor, " span"] | None:
@@ -108,6 +140,19 @@ def hold_outside(
     last_entry = (highest - offsets[0]).clamp(0, length - 1)
     held = torch.where(offsets < lowest, scores.gather(-1, first_entry), scores)
     return torch.where(offsets > highest, scores.gather(-1, last_entry), held)
+
+
+def recentred(
+    scores: Float[Tensor, "heads span"], length: int, new_length: int
+) -> Float[Tensor, "heads new_span"]:
+    """Return the vector for `new_length` queries and keys out of that for `length` of each.
+
+    A shorter one is a view; a longer one is filled up with zeros.
+    """
+    before, count = new_length - length, span(new_length, new_length)
+    if before <= 0:
+        return scores.narrow(-1, -before, count)
+    return pad(scores, (before, count - before - scores.shape[-1]))
 
 
 def block_view(

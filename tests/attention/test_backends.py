@@ -8,6 +8,8 @@ import formulas
 import tisa
 from budget import assert_within_budget, eager
 from cases import CASES, EMPTY, Case
+from tisa.attention import api
+from tisa.attention.api import choose_backend
 
 # FlexAttention has no float64 and no gradients on the CPU: test_flex.py has what it can do here.
 BACKENDS = ["reference", "chunked", "sdpa"]
@@ -180,6 +182,179 @@ def test_error_budget(backend, dtype, size, height):
         assert_within_budget(got, true, simple, name=name)
     assert found[0].dtype == dtype
     assert found[4].dtype == torch.float32
+
+
+@named([case for case in CASES if case.batch * case.queries * case.keys < 50_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("backend", ["chunked", "sdpa"])
+def test_error_budget_of_every_case(backend, dtype, case):
+    """In the model's precision, against eager code that is given the bias ready-made."""
+    drawn, scoring, options = case.make()
+    qkv = [x.detach().to(dtype) for x in drawn]
+    vector = None
+    if scoring is not None:
+        vector = scoring.float()(case.queries, case.keys, query_start=options.get("query_start"))
+
+    def run(function, tensors, vector):
+        leaves = [t.detach().clone().requires_grad_() for t in tensors]
+        if vector is not None:
+            leaves.append(vector.detach().clone().requires_grad_())
+        out = function(*leaves)
+        upstream = torch.linspace(-1, 1, out.numel()).view_as(out).to(out.dtype)
+        return [out, *torch.autograd.grad(out, leaves, upstream)]
+
+    def masked_eager(query, key, value, vector=None):
+        group = case.heads // case.key_heads
+        key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
+        return eager(query, key, value, vector, scale=options.get("scale"), mask=mask)
+
+    # What may be seen, and float masks, read off the formula's side of the options.
+    start = options.get("query_start", case.keys - case.queries)
+    offset = torch.arange(case.keys)[None, :] - torch.arange(case.queries)[:, None] - start
+    window = options.get("window", (None, None))
+    left, right = (window, window) if isinstance(window, int) else window
+    mask = torch.zeros(case.queries, case.keys)
+    for hidden in (
+        offset > 0 if options.get("is_causal") else None,
+        offset < -left if left is not None else None,
+        offset > right if right is not None else None,
+    ):
+        if hidden is not None:
+            mask = mask.masked_fill(hidden, -torch.inf)
+    if "attn_mask" in options:
+        given = options["attn_mask"]
+        mask = mask.masked_fill(~given, -torch.inf) if given.dtype == torch.bool else mask + given
+    operator = lambda name: lambda *t: tisa.attention(*t, backend=name, **options)  # noqa: E731
+    doubled = [x.double() for x in qkv]
+    exact = run(operator("reference"), doubled, None if vector is None else vector.double())
+    plain = run(masked_eager, qkv, vector)
+    found = run(operator(backend), qkv, vector)
+    for got, true, simple in zip(found, exact, plain, strict=True):
+        assert_within_budget(got, true, simple)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked", "auto"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_close_scores_stay_apart_in_half_precision(backend, dtype):
+    """Only the scores tell keys apart, by 1/1,000 from one to the next; in bfloat16 they merge."""
+    n = 4096
+    query = key = torch.zeros(1, 1, 1, 16, dtype=dtype).expand(1, 1, n, 16)
+    value = torch.zeros(1, 1, n, 2, dtype=dtype)
+    value[0, 0, ::2, 0], value[0, 0, 1::2, 1] = 1, 1  # the even keys' share, the odd keys' share
+    vector = torch.zeros(1, n)
+    vector[0] = 300 + torch.arange(n) * 1e-3 + torch.arange(n) % 2 * 0.25
+    found = tisa.attention(query[:, :, :1], key, value, vector, backend=backend)
+    even, odd = (vector[0, i::2].double().exp().sum() for i in (0, 1))
+    expected = torch.stack((even, odd)) / (even + odd)
+    torch.testing.assert_close(found[0, 0, 0].double(), expected, rtol=5e-3, atol=0)
+
+
+NARROW = torch.tensor([[-2, 3], [0, 0], [-100, 1], [5, 100]], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"query_start": 4}])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_band_holds_the_score_of_its_edge(backend, options):
+    """On scores that are not constant outside it: the band's meaning, not only its promise."""
+    case = Case("", 7, 9)
+    qkv, _, _ = case.make()
+    vector = torch.randn(4, 15, dtype=torch.float64)
+    first = -6 - options.get("query_start", 2)  # the offset of entry 0
+    entries = torch.arange(15)
+    entries = torch.stack(
+        [entries.clamp(*(max(0, min(14, int(end) - first)) for end in band)) for band in NARROW]
+    )
+    results = []
+    for by_hand in (True, False):
+        leaf = vector.clone().requires_grad_()
+        scores = leaf.gather(1, entries) if by_hand else leaf
+        band = None if by_hand else NARROW
+        out = tisa.attention(*qkv, scores, band=band, backend=backend, **options)
+        results.append([out, *torch.autograd.grad(out.square().sum(), (*qkv, leaf))])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+    plain = tisa.attention(*qkv, vector, backend=backend, **options)
+    assert not torch.allclose(plain, results[0][0])
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_packed_with_everything(backend):
+    """Log-sum-exp, band, window, grouped heads: as the sequences alone; dropout: as each other."""
+    ends = torch.tensor([0, 4, 4, 11, 20], dtype=torch.int32)
+    tensors = [torch.randn(20, heads, 4, dtype=torch.float64) for heads in (4, 2, 2)]
+    vector = torch.randn(4, 19, dtype=torch.float64)
+    # Bands that the shortest sequence reaches too.
+    band = NARROW[[0, 1, 2, 0]]
+    options = {"enable_gqa": True, "window": (5, 3), "band": band, "return_lse": True}
+    out, lse = tisa.attention(
+        *tensors, vector, cu_seqlens=ends, max_seqlen=10, backend=backend, **options
+    )
+    assert lse.shape == (20, 4)
+    for first, last in ((0, 4), (4, 11), (11, 20)):
+        alone = [t[first:last].transpose(0, 1).unsqueeze(0) for t in tensors]
+        n = last - first
+        expected = tisa.attention(*alone, vector[:, 10 - n : 9 + n], backend="reference", **options)
+        torch.testing.assert_close(out[first:last], expected[0][0].transpose(0, 1))
+        torch.testing.assert_close(lse[first:last], expected[1][0].transpose(0, 1))
+
+
+def test_packed_dropout_is_that_of_the_reference():
+    ends = torch.tensor([0, 30, 50, 90], dtype=torch.int32)
+    tensors = [torch.randn(90, 4, 8, dtype=torch.float64) for _ in range(3)]
+    vector = torch.randn(4, 79, dtype=torch.float64)
+    found = []
+    for backend in ("reference", "chunked"):
+        torch.manual_seed(6)
+        found.append(tisa.attention(*tensors, vector, cu_seqlens=ends, max_seqlen=40,
+                                    dropout_p=0.4, backend=backend))  # fmt: skip
+    torch.testing.assert_close(*found)
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+RULE = {
+    "no scores": ("sdpa", {}, False),
+    "no scores, causal": ("sdpa", {"is_causal": True}, False),
+    "no scores, log-sum-exp": ("chunked", {"return_lse": True}, False),
+    "no scores, window": ("chunked", {"window": 3}, False),
+    "scores": ("chunked", {}, True),
+    "scores, causal": ("chunked", {"is_causal": True}, True),
+    "scores, a mask's gradient": ("sdpa", {"attn_mask": torch.zeros(5, 5).requires_grad_()}, True),
+    "scores, a mask's gradient, log-sum-exp": (
+        "reference",
+        {"attn_mask": torch.zeros(5, 5).requires_grad_(), "return_lse": True},
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RULE)
+def test_what_auto_takes(name, monkeypatch):
+    expected, options, scores = RULE[name]
+    calls = []
+    monkeypatch.setattr(api, "choose_backend", lambda call: calls.append(call) or "reference")
+    tisa.attention(*[torch.randn(1, 2, 5, 4)] * 3, torch.randn(2, 9) if scores else None, **options)
+    assert choose_backend(calls[0]) == expected
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype", "expected"),
+    [
+        (512, torch.float32, "sdpa"),
+        (16_384, torch.float32, "sdpa"),
+        (16_385, torch.float32, "chunked"),
+        (512, torch.bfloat16, "chunked"),
+        (512, torch.float16, "chunked"),
+    ],
+)
+def test_what_auto_takes_on_an_accelerator(length, dtype, expected, monkeypatch):
+    calls = []
+    monkeypatch.setattr(api, "choose_backend", lambda call: calls.append(call) or "reference")
+    qkv = [meta(1, 1, length, 4, dtype=dtype)] * 3
+    tisa.attention(*qkv, meta(1, 2 * length - 1))
+    assert choose_backend(calls[0]) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -1,5 +1,8 @@
 """Wrong calls: an error that names the argument, what was expected, what came, what to do."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 
@@ -107,6 +110,45 @@ def test_wrong_calls_say_what_is_wrong(name, backend):
         tisa.attention(**({"backend": backend} | call))
     for fragment in fragments:
         assert fragment in str(raised.value)
+    assert re.search(r"must be .*, got .*; .", str(raised.value)), "expected, got, remedy"
+
+
+OF_THE_WRONG_TYPE = {
+    "scoring function for its scores": (
+        good(offset_scores=tisa.TISA(4)), "offset_scores", "scoring(queries, keys)",
+    ),
+    "array": (good(query=np.ones((2, 4, 5, 8))), "query", "ndarray", "torch.as_tensor"),
+    "list": (good(attn_mask=[[True]]), "attn_mask", "list"),
+    "tuple": (packed(cu_seqlens=(0, 3, 7)), "cu_seqlens", "tuple"),
+    "half a place": (good(query_start=1.5), "query_start", "1.5"),
+    "half a distance": (good(window=2.5), "window", "2.5"),
+    "three sides": (good(window=(1, 2, 3)), "window", "(1, 2, 3)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_THE_WRONG_TYPE)
+def test_wrong_types_say_what_is_wrong(name):
+    call, *fragments = OF_THE_WRONG_TYPE[name]
+    with pytest.raises(TypeError, match=r"^tisa\.attention: .* must be .*, got .*; .") as raised:
+        tisa.attention(**call)
+    for fragment in fragments:
+        assert fragment in str(raised.value)
+
+
+def test_wrong_calls_are_wrong_under_autocast_too():
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="floating"):
+        tisa.attention(**good(query=torch.ones(2, 4, 5, 8).int()))
+
+
+@pytest.mark.parametrize("lengths", [(-3,), (5, -3)])
+def test_lengths_must_not_be_negative(lengths):
+    with pytest.raises(ValueError, match="_length must be 0 or more, got -3"):
+        tisa.TISA(2)(*lengths)
+
+
+def test_lengths_must_be_lengths():
+    with pytest.raises(TypeError, match=r"query_length must be an int, got Tensor; pass"):
+        tisa.TISA(2)(torch.ones(1, 2, 3))
 
 
 def test_the_right_calls_are_right():

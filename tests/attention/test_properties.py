@@ -1,7 +1,8 @@
 """What must hold for any input: translation, padding, packing, caching, agreement."""
 
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tisa
@@ -9,7 +10,7 @@ from budget import assert_within_budget, eager
 
 BACKENDS = ("reference", "chunked", "sdpa")
 seeds = st.integers(0, 2**31 - 1)
-backends = st.sampled_from(BACKENDS)
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def draw(seed, *shapes, dtype=torch.float64):
@@ -30,12 +31,16 @@ def build(kind, heads, seed):
     }[kind](heads).double()
 
 
-kinds = st.sampled_from(
-    ["tisa", "tisa-v2", "t5", "alibi", "kerple-log", "kerple-power", "near-far"]
+every_kind = pytest.mark.parametrize(
+    "kind", ["tisa", "tisa-v2", "t5", "alibi", "kerple-log", "kerple-power", "near-far"]
 )
+few = settings(max_examples=8)
 
 
-@given(kinds, backends, seeds, st.integers(1, 12), st.integers(0, 40), st.booleans())
+@every_kind
+@every_backend
+@few
+@given(seed=seeds, length=st.integers(1, 12), shift=st.integers(0, 40), causal=st.booleans())
 def test_shifting_all_positions_changes_nothing(kind, backend, seed, length, shift, causal):
     """The same tokens, `shift` places later: strangers before and after them are masked."""
     scoring = build(kind, 2, seed)
@@ -56,7 +61,14 @@ def test_shifting_all_positions_changes_nothing(kind, backend, seed, length, shi
     torch.testing.assert_close(among[:, :, inside], alone)
 
 
-@given(backends, seeds, st.integers(1, 9), st.integers(1, 9), st.integers(-20, 20), st.booleans())
+@every_backend
+@given(
+    seed=seeds,
+    queries=st.integers(1, 9),
+    keys=st.integers(1, 9),
+    start=st.integers(-20, 20),
+    causal=st.booleans(),
+)
 def test_moving_queries_and_keys_together_changes_nothing(
     backend, seed, queries, keys, start, causal
 ):
@@ -86,7 +98,14 @@ def test_moving_queries_and_keys_together_changes_nothing(
     torch.testing.assert_close(found, expected)
 
 
-@given(backends, seeds, st.integers(1, 12), st.integers(1, 8), st.booleans(), st.booleans())
+@every_backend
+@given(
+    seed=seeds,
+    length=st.integers(1, 12),
+    padding=st.integers(1, 8),
+    on_the_left=st.booleans(),
+    causal=st.booleans(),
+)
 def test_padding_changes_nothing(backend, seed, length, padding, on_the_left, causal):
     scoring = build("tisa", 2, seed)
     tokens = draw(seed, *[(2, 2, length, 4)] * 3)
@@ -107,15 +126,15 @@ def test_padding_changes_nothing(backend, seed, length, padding, on_the_left, ca
         assert (found[:, :, :padding] == 0).all()
 
 
+@every_backend
 @given(
-    backends,
-    seeds,
-    st.lists(st.integers(0, 9), min_size=0, max_size=5),
-    st.integers(0, 3),
-    st.integers(0, 2),
-    st.booleans(),
-    st.sampled_from([None, 2, (1, 3)]),
-    st.sampled_from([(4, 4), (4, 2)]),
+    seed=seeds,
+    lengths=st.lists(st.integers(0, 9), min_size=0, max_size=5),
+    more=st.integers(0, 3),
+    unused=st.integers(0, 2),
+    causal=st.booleans(),
+    window=st.sampled_from([None, 2, (1, 3)]),
+    heads=st.sampled_from([(4, 4), (4, 2)]),
 )
 def test_a_packed_batch_equals_its_separate_sequences(
     backend, seed, lengths, more, unused, causal, window, heads
@@ -153,7 +172,10 @@ def test_a_packed_batch_equals_its_separate_sequences(
             torch.testing.assert_close(a, b)
 
 
-@given(kinds, backends, seeds, st.integers(1, 12), st.sampled_from([None, 3]))
+@every_kind
+@every_backend
+@few
+@given(seed=seeds, length=st.integers(1, 12), window=st.sampled_from([None, 3]))
 def test_decoding_with_a_cache_equals_one_causal_pass(kind, backend, seed, length, window):
     scoring = build(kind, 4, seed)
     query, key, value = draw(seed, (1, 4, length, 4), (1, 2, length, 4), (1, 2, length, 4))
@@ -179,13 +201,13 @@ def test_decoding_with_a_cache_equals_one_causal_pass(kind, backend, seed, lengt
         torch.testing.assert_close(fixed, whole[:, :, n - 1 : n])
 
 
+@pytest.mark.parametrize("backend", ["chunked", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @given(
-    st.sampled_from(("chunked", "sdpa")),
-    st.sampled_from((torch.float32, torch.bfloat16, torch.float16)),
-    seeds,
-    st.integers(1, 70),
-    st.integers(1, 70),
-    st.sampled_from([1, 4, 16, 33]),
+    seed=seeds,
+    queries=st.integers(1, 70),
+    keys=st.integers(1, 70),
+    dim=st.sampled_from([1, 4, 16, 33]),
 )
 def test_backends_agree_within_the_error_budget(backend, dtype, seed, queries, keys, dim):
     shapes = [(2, 2, n, dim) for n in (queries, keys, keys)]
@@ -208,7 +230,10 @@ def test_backends_agree_within_the_error_budget(backend, dtype, seed, queries, k
         assert_within_budget(got, true, simple)
 
 
-@given(backends, seeds, st.sampled_from(["tisa", "tisa-asleep", "t5"]), st.booleans())
+@every_backend
+@pytest.mark.parametrize("kind", ["tisa", "tisa-asleep", "t5"])
+@few
+@given(seed=seeds, causal=st.booleans())
 def test_a_band_changes_neither_values_nor_gradients(backend, seed, kind, causal):
     length = 150 if kind == "t5" else 60
     scoring = build("tisa" if kind == "tisa-asleep" else kind, 2, seed)

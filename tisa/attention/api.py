@@ -1,17 +1,17 @@
 """The operator: validate, choose a backend, call it."""
 
-from contextlib import nullcontext
 from types import ModuleType
 
 import torch
 
 from tisa.attention import chunked, reference, sdpa
-from tisa.attention.call import Call
+from tisa.attention.call import Call, without_autocast
 from tisa.attention.validation import checked_call
 from tisa.offsets import Window
 from tisa.shapes import Bool, Float, Int, Int32, Tensor
 
 BACKENDS = ("reference", "chunked", "sdpa", "flex")
+HALF = (torch.float16, torch.bfloat16)
 
 
 def attention(
@@ -44,9 +44,11 @@ def attention(
         key: the keys, as many heads as the queries or, with `enable_gqa`, a divisor of them.
         value: the values, as long as the keys.
         offset_scores: one score per head and offset, float32, in the order of `tisa.offsets`:
-            what a scoring function returns for these lengths. None: no positions.
+            what a scoring function returns for these lengths (and this `query_start`). Finite, or
+            −inf for an offset that nobody may look at. None: no positions.
         attn_mask: boolean (True: may be seen) or floating point (added to the logits),
-            broadcastable to (batch, heads, queries, keys).
+            broadcastable to (batch, heads, queries, keys). Only False and −inf hide a key for
+            certain: a query whose keys all have the same large negative number sees them all alike.
         dropout_p: share of the attention weights that is dropped; pass 0 in evaluation.
         is_causal: hide keys after the query; with fewer queries than keys the last query sees all
             (bottom-right), as with a cache.
@@ -56,20 +58,17 @@ def attention(
             the tokens from cu_seqlens[s] to cu_seqlens[s + 1]; scores span 2·max_seqlen − 1.
         max_seqlen: length of the longest packed sequence.
         query_start: position of the first query where the first key has position 0; an int, or a
-            tensor for a static cache. By default the last query stands beside the last key.
+            tensor for a static cache. By default the last query stands beside the last key. Give
+            it to the scoring function too.
         window: how far a query sees, to both sides or as (left, right); None is without limit.
         band: (heads, 2) offsets from `scoring.support(eps)`; outside, a score is that of the
             band's edge. Backends may skip work there.
         return_lse: return also the log-sum-exp of the logits, (batch, heads, queries), −inf for a
             query that sees nothing.
-        backend: "auto" (see `choose_backend`), "reference", "chunked", "sdpa" or "flex". One that
-            is asked for by name does the call or raises; it never hands it on.
+        backend: "reference", "chunked", "sdpa" or "flex", which does the call or raises; "auto"
+            takes "sdpa" without scores and mostly "chunked" with them (the rule:
+            `tisa.attention.api.choose_backend`).
     """
-    device = query.device.type
-    autocast = torch.is_autocast_enabled(device)
-    if autocast and query.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     call = checked_call(
         query,
         key,
@@ -98,8 +97,7 @@ def attention(
     if call.empty:
         # Zeros, whoever is asked; the reference says them with a gradient.
         chosen = reference
-    # Only where it is on: an exported graph would keep it as a graph of its own.
-    with torch.autocast(device, enabled=False) if autocast else nullcontext():
+    with without_autocast(call.query.device):
         output, lse = chosen.attend(call)
     return (output, lse) if return_lse else output
 
@@ -109,19 +107,20 @@ def choose_backend(call: Call) -> str:
 
     1. "sdpa" where it needs no dense bias (it is flash attention then), and in a graph that is
        being exported (which so holds PyTorch's operators only).
-    2. "sdpa" on an accelerator while the dense bias has at most 2²⁸ elements, 1 GiB in float32.
-    3. "chunked" otherwise: on the CPU at any length, elsewhere where n² memory begins to hurt.
+    2. "sdpa" for float32 on an accelerator, while the dense bias has at most 2²⁸ elements (1 GiB).
+    3. "chunked" otherwise: on the CPU, which it is faster on from n = 512; in half precision, where
+       a dense bias would round the scores; and where n² memory begins to hurt.
     4. What these refuse (a log-sum-exp, a mask's gradient): the next of "chunked", "sdpa",
        "reference". "flex" is taken only by name: it compiles for a while on first use.
 
     benchmarks/results has the measurements behind 2 and 3.
     """
+    dense = sdpa.is_dense(call)
     on_accelerator = call.query.device.type != "cpu"
-    if (
-        torch.compiler.is_exporting()
-        or not sdpa.is_dense(call)
-        or (on_accelerator and sdpa.dense_elements(call) <= 2**28)
-    ):
+    dense_is_fine = (
+        on_accelerator and call.query.dtype not in HALF and sdpa.dense_elements(call) <= 2**28
+    )
+    if not dense or torch.compiler.is_exporting() or dense_is_fine:
         preferred = ("sdpa", "chunked", "reference")
     else:
         preferred = ("chunked", "sdpa", "reference")
@@ -129,14 +128,14 @@ def choose_backend(call: Call) -> str:
 
 
 def _backend(name: str) -> ModuleType:
+    if name not in BACKENDS:
+        raise ValueError(
+            f'tisa.attention: backend must be "auto" or one of {", ".join(BACKENDS)}, '
+            f'got {name!r}; "auto" takes the one that fits'
+        )
     if name == "flex":
         # Here, because importing it takes as long as the rest of the package together.
         from tisa.attention import flex
 
         return flex
-    modules = {"reference": reference, "chunked": chunked, "sdpa": sdpa}
-    if name not in modules:
-        raise ValueError(
-            f'tisa.attention: backend must be "auto" or one of {", ".join(BACKENDS)}, got {name!r}'
-        )
-    return modules[name]
+    return {"reference": reference, "chunked": chunked, "sdpa": sdpa}[name]

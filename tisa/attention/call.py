@@ -5,13 +5,35 @@ method and the masks of distance (causal, window) say is gathered in one vector 
 that a query may not look at is an offset with the score −inf.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import pad
 
-from tisa.offsets import Window, hold_outside, offset_range, span, to_matrix, visible
+from tisa.offsets import Window, hold_outside, offset_range, recentred, span, to_matrix, visible
 from tisa.shapes import Bool, Float, Int, Int32, Tensor
+
+
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Whether autograd will ask for the gradient of one of these."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def autocast_enabled(device: torch.device) -> bool:
+    """Whether autocast is on for that device; some kinds of device have none."""
+    kind = device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context in which dtypes are left as they are.
+
+    One that does nothing where autocast is off: an exported graph would keep the other one as a
+    graph of its own.
+    """
+    if autocast_enabled(device):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -68,11 +90,6 @@ class Call:
         """The dtype in which logits and their softmax are computed."""
         return torch.promote_types(self.query.dtype, torch.float32)
 
-    def needs_gradient(self, *names: str) -> bool:
-        """Whether autograd will ask for the gradient of one of those tensors."""
-        tensors = (getattr(self, name) for name in names)
-        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
     @property
     def reach(self) -> Window:
         """The lowest and highest visible offset as (left, right): −left ≤ offset ≤ right."""
@@ -113,11 +130,10 @@ class Call:
         if self.packed:
             queries = self.query.shape[0]
             if vector is None:
-                vector = torch.zeros(1, 0, dtype=self.dtype, device=self.query.device)
+                vector = self.query.new_zeros(1, span(*self.lengths), dtype=self.dtype)
             # Offsets longer than any sequence join tokens of different ones: any value will do.
-            before = queries - self.max_seqlen
-            after = span(queries, queries) - before - vector.shape[-1]
-            logits = to_matrix(pad(vector, (before, after)), queries, queries).unsqueeze(0)
+            vector = recentred(vector, self.max_seqlen, queries)
+            logits = to_matrix(vector, queries, queries).unsqueeze(0)
             logits = logits.masked_fill(~self.same_sequence(), -torch.inf)
         if self.attn_mask is None:
             return logits

@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from tisa.attention.call import Call
+from tisa.attention.call import Call, needs_gradient
 from tisa.offsets import entry_of, offset_of
 from tisa.shapes import Float, Tensor
 
@@ -32,10 +32,10 @@ def refuses(call: Call) -> str | None:
         return "FlexAttention has no dropout"
     if call.query.dtype == torch.float64:
         return "FlexAttention's kernels do not compute in float64"
-    if call.needs_gradient("attn_mask"):
+    if needs_gradient(call.attn_mask):
         return "it computes no gradient for attn_mask"
     if device == "cpu":
-        if call.needs_gradient("query", "key", "value", "scores"):
+        if needs_gradient(call.query, call.key, call.value, call.scores):
             return "FlexAttention computes no gradients on the CPU"
         if call.return_lse:
             return "FlexAttention returns no log-sum-exp on the CPU"

@@ -1,6 +1,7 @@
 """PyTorch's scaled_dot_product_attention with the scores as a dense bias.
 
-The fastest there is when there are no scores; with scores it writes the whole bias, heads · n².
+The fastest there is when there are no scores. With scores it writes the whole bias, heads · n², and
+rounds it to the query's dtype, which in half precision costs digits of large or close scores.
 Made of PyTorch operators alone, so what is exported from it runs without this package.
 """
 
@@ -8,6 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tisa.attention.call import Call
+from tisa.offsets import visible_keys
 from tisa.shapes import Float, Tensor
 
 
@@ -67,7 +69,10 @@ def _sees_everything(call: Call) -> bool:
     """Whether the causal mask hides nothing: decoding, one query at the end of a cache."""
     if not call.is_causal:
         return True
-    return not isinstance(call.query_start, Tensor) and call.query_start >= call.key.shape[-2] - 1
+    if isinstance(call.query_start, Tensor):
+        return False
+    keys = call.key.shape[-2]
+    return visible_keys((0, 1), keys, call.query_start, (None, 0)) == (0, keys)
 
 
 def _causal_from_top_left(call: Call) -> bool:

@@ -5,10 +5,11 @@ accelerator are checked there, asynchronously: the host never waits for them.
 """
 
 import math
+from typing import NoReturn
 
 import torch
 
-from tisa.attention.call import Call
+from tisa.attention.call import Call, autocast_enabled
 from tisa.offsets import Window, default_query_start, span
 from tisa.shapes import Tensor
 
@@ -33,9 +34,22 @@ def checked_call(
 ) -> Call:
     """Return the call with every default filled in, or raise a ValueError or TypeError."""
     packed = cu_seqlens is not None
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        _check_tensor(name, tensor, "convert it with torch.as_tensor")
+    for name, optional in (("attn_mask", attn_mask), ("cu_seqlens", cu_seqlens), ("band", band)):
+        if optional is not None:
+            _check_tensor(name, optional, "convert it with torch.as_tensor")
+    if offset_scores is not None:
+        _check_tensor(
+            "offset_scores",
+            offset_scores,
+            "call the scoring function with the lengths: scoring(queries, keys)",
+        )
+    if autocast_enabled(query.device):
+        query, key, value = (_autocast(x) for x in (query, key, value))
     _check_sequences(query, key, value, packed=packed, enable_gqa=enable_gqa)
     if not 0 <= dropout_p <= 1:
-        _refuse("dropout_p", "a number from 0 to 1", dropout_p)
+        _refuse("dropout_p", "a number from 0 to 1", dropout_p, "0 switches dropout off")
     if packed:
         start: int | Tensor = 0
         longest = _check_packing(query, key, cu_seqlens, max_seqlen, query_start, attn_mask)
@@ -67,9 +81,22 @@ def checked_call(
     return call
 
 
-def _refuse(argument: str, expected: str, got: object, remedy: str | None = None) -> None:
-    message = f"tisa.attention: {argument} must be {expected}, got {got}"
-    raise ValueError(message if remedy is None else f"{message}; {remedy}")
+def _refuse(
+    argument: str, expected: str, got: object, remedy: str, error: type[Exception] = ValueError
+) -> NoReturn:
+    raise error(f"tisa.attention: {argument} must be {expected}, got {got}; {remedy}")
+
+
+def _check_tensor(argument: str, value: object, remedy: str) -> None:
+    if not isinstance(value, Tensor):
+        _refuse(argument, "a tensor", type(value).__name__, remedy, TypeError)
+
+
+def _autocast(tensor: Tensor) -> Tensor:
+    """Return the tensor in autocast's dtype, as PyTorch's own attention takes it."""
+    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
 def _check_sequences(
@@ -82,7 +109,7 @@ def _check_sequences(
             remedy = "a packed batch has no batch axis" if packed else "add the missing axes"
             _refuse(name, layout, f"shape {tuple(tensor.shape)}", remedy)
         if not tensor.is_floating_point():
-            _refuse(name, "a floating point tensor", tensor.dtype)
+            _refuse(name, "a floating point tensor", tensor.dtype, "cast it")
         if tensor.dtype != query.dtype:
             _refuse(name, f"of the query's dtype {query.dtype}", tensor.dtype, "cast one of them")
         if tensor.device != query.device:
@@ -90,18 +117,23 @@ def _check_sequences(
     length_axis = 0 if packed else 2
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if query.shape[-1] != key.shape[-1] or query.shape[-1] == 0:
-        _refuse("key", "as wide as the query, and at least 1", shapes)
+        _refuse("key", "as wide as the query, and at least 1", shapes, "project both alike")
     if key.shape[length_axis] != value.shape[length_axis]:
-        _refuse("value", "as long as the key", shapes)
+        _refuse("value", "as long as the key", shapes, "each key needs one value")
     if packed and query.shape[0] != key.shape[0]:
-        _refuse("key", "as long as the query in a packed batch", shapes)
+        _refuse(
+            "key",
+            "as long as the query in a packed batch",
+            shapes,
+            "for attention to other tokens pass a padded batch",
+        )
     if not packed and not query.shape[0] == key.shape[0] == value.shape[0]:
-        _refuse("key and value", "of the query's batch size", shapes)
+        _refuse("key and value", "of the query's batch size", shapes, "expand them")
     heads, key_heads = query.shape[1], key.shape[1]
     if heads == 0:
-        _refuse("query", "of at least one head", shapes)
+        _refuse("query", "of at least one head", shapes, "the heads are axis 1")
     if key_heads != value.shape[1]:
-        _refuse("value", "of as many heads as the key", shapes)
+        _refuse("value", "of as many heads as the key", shapes, "the heads are axis 1")
     if heads == key_heads:
         return
     if not enable_gqa:
@@ -109,12 +141,19 @@ def _check_sequences(
             "key", "of as many heads as the query", shapes, "pass enable_gqa=True for grouped heads"
         )
     if key_heads == 0 or heads % key_heads:
-        _refuse("key", "of a number of heads that divides the query's", shapes)
+        _refuse(
+            "key", "of a number of heads that divides the query's", shapes, "repeat the key heads"
+        )
 
 
 def _checked_start(query_start: int | Tensor | None, query: Tensor, key: Tensor) -> int | Tensor:
     if query_start is None:
         return default_query_start(query.shape[2], key.shape[2])
+    if not isinstance(query_start, (int, torch.SymInt, Tensor)):
+        _refuse(
+            "query_start", "an int or a tensor with one integer", repr(query_start), "round it",
+            TypeError,
+        )  # fmt: skip
     if isinstance(query_start, Tensor):
         if query_start.ndim != 0 or query_start.is_floating_point():
             _refuse(
@@ -136,7 +175,14 @@ def _checked_start(query_start: int | Tensor | None, query: Tensor, key: Tensor)
 def _checked_window(window: int | Window | None) -> Window:
     if window is None:
         return None, None
-    left, right = (window, window) if isinstance(window, int) else window
+    sides = (window, window) if isinstance(window, int) else window
+    whole = isinstance(sides, tuple) and len(sides) == 2
+    if not whole or any(not isinstance(side, (int, torch.SymInt, type(None))) for side in sides):
+        _refuse(
+            "window", "an int, or a pair (left, right) of ints or None", repr(window),
+            "None means without limit", TypeError,
+        )  # fmt: skip
+    left, right = sides
     if any(side is not None and side < 0 for side in (left, right)):
         _refuse(
             "window",
@@ -197,7 +243,6 @@ def _check_packing(
         _refuse("cu_seqlens", f"on the query's device {query.device}", cu_seqlens.device, "move it")
     if max_seqlen is None or max_seqlen < 0:
         _refuse("max_seqlen", "the length of the longest sequence", max_seqlen, "pass it too")
-    assert max_seqlen is not None
     if query_start is not None:
         _refuse("query_start", "None with cu_seqlens", query_start, "each sequence starts at 0")
     if attn_mask is not None:
@@ -216,7 +261,12 @@ def _check_packing(
         torch._assert_async(fits, "tisa.attention: a sequence is longer than max_seqlen")
     else:
         if not ordered:
-            _refuse("cu_seqlens", f"rising from 0 to at most {total} tokens", cu_seqlens.tolist())
+            _refuse(
+                "cu_seqlens",
+                f"rising from 0 to at most {total} tokens",
+                cu_seqlens.tolist(),
+                "they are the ends of the sequences, after a leading 0",
+            )
         if not fits:
             _refuse(
                 "max_seqlen",
@@ -254,7 +304,7 @@ def _check_scores(scores: Tensor, call: Call) -> None:
 
 def _check_band(band: Tensor, call: Call) -> None:
     if call.scores is None:
-        _refuse("band", "None without offset_scores", f"shape {tuple(band.shape)}")
+        _refuse("band", "None without offset_scores", f"shape {tuple(band.shape)}", "pass both")
     expected = (call.heads[0], 2)
     if band.dtype != torch.int32 or tuple(band.shape) != expected:
         _refuse(

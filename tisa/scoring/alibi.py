@@ -12,14 +12,14 @@ class ALiBi(ScoringFunction):
     """ALiBi: f(k) = −m_h·|k|, fixed slopes m_h = 2^(−8h/H) for heads h = 1 … H; no parameters.
 
     When H is no power of two, the slopes are those of the next lower power of two P, followed by
-    every other slope of 2P, as published.
+    every other slope of 2P, as published. The same at step 0 and ever after.
     """
 
     def slopes(self) -> Float[Tensor, " heads"]:
         """Return m of each head."""
         heads = self.num_attention_heads
         power = 2 ** math.floor(math.log2(heads))
-        head = torch.arange(heads, device=self._place.device, dtype=self._place.dtype)
+        head = torch.arange(heads, device=self._place.device, dtype=self._dtype)
         own = 8 * (head + 1) / power
         between = 4 * (2 * (head - power) + 1) / power
         return torch.exp2(-torch.where(head < power, own, between))

@@ -5,7 +5,8 @@
   In bfloat16 the offsets above 256 would collapse into each other.
 - `support(eps)` bounds the score *and its derivative by every parameter*, so that an attention
   kernel which skips the offsets outside the band still trains every parameter.
-- The choice of initial values is an argument, `init`; each class says what it means at step 0.
+- Where there is a choice of initial values it is an argument, `init`; every class says what its
+  scores are at step 0.
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +30,7 @@ class ScoringFunction(nn.Module, ABC):
 
     _place: Tensor
 
-    def __init__(self, num_attention_heads: int) -> None:
+    def __init__(self, num_attention_heads: int = 12) -> None:
         super().__init__()
         if num_attention_heads < 1:
             raise ValueError(
@@ -84,6 +85,11 @@ class ScoringFunction(nn.Module, ABC):
         """Return what `print(module)` shows."""
         return f"num_attention_heads={self.num_attention_heads}"
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        # Whatever reached the module on other ways than `_apply`, scores are at least float32.
+        return torch.promote_types(self._place.dtype, torch.float32)
+
     def _distances(self, offsets: Tensor) -> Tensor:
         """Return the offsets as floats of the dtype in which scores are computed."""
         if offsets.is_floating_point() or offsets.is_complex() or offsets.dtype == torch.bool:
@@ -91,7 +97,7 @@ class ScoringFunction(nn.Module, ABC):
                 f"{type(self).__name__}.scores: offsets must be an integer tensor (key − query), "
                 f"got {offsets.dtype}; convert them with .long()"
             )
-        return offsets.to(self._place.dtype)
+        return offsets.to(self._dtype)
 
     def _bands(self, lowest: Tensor, highest: Tensor) -> Tensor:
         """Return (heads, 2) bands in int32 from real ends, rounded outwards."""
@@ -120,9 +126,3 @@ def check_init(owner: ScoringFunction, init: str) -> None:
         raise ValueError(
             f'{type(owner).__name__}: init must be "reference" or "zero", got {init!r}'
         )
-
-
-def inverse_softplus(positive: Tensor) -> Tensor:
-    """Return x with softplus(x) = positive; values below 0.01 count as 0.01."""
-    positive = positive.clamp_min(1e-2)
-    return positive + torch.log(-torch.expm1(-positive))

@@ -5,7 +5,7 @@ from abc import abstractmethod
 import torch
 from torch.nn.functional import softplus
 
-from tisa.scoring.base import ScoringFunction, head_parameter, inverse_softplus
+from tisa.scoring.base import ScoringFunction, head_parameter
 from tisa.shapes import Float, Int, Tensor
 
 
@@ -25,7 +25,7 @@ class _Kerple(ScoringFunction):
     @property
     def r1(self) -> Float[Tensor, " heads"]:
         """Return the strength of the decay."""
-        return softplus(self.raw_r1.to(self._place.dtype))
+        return softplus(self.raw_r1.to(self._dtype))
 
     def support(self, eps: float) -> None:
         """Return None: the tail falls for ever."""
@@ -49,7 +49,7 @@ class KerpleLog(_Kerple):
     @property
     def r2(self) -> Float[Tensor, " heads"]:
         """Return the rate, 1/r₂ being the distance from which on the decay is logarithmic."""
-        return softplus(self.raw_r2.to(self._place.dtype))
+        return softplus(self.raw_r2.to(self._dtype))
 
     def scores(self, offsets: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape"]:
         """Return f(k) of each offset for each head."""
@@ -61,7 +61,8 @@ class KerpleLog(_Kerple):
 class KerplePower(_Kerple):
     """KERPLE's power kernel: f(k) = −r₁·|k|^r₂, r₁ > 0, 0 < r₂ < 2 learned per head.
 
-    r₁ = softplus(`raw_r1`), r₂ = 2·sigmoid(`raw_r2`). At step 0: r₁ ~ U(0, 1), r₂ ~ U(0, 2).
+    r₁ = softplus(`raw_r1`), r₂ = 2·sigmoid(`raw_r2`). At step 0: r₁ ~ U(0, 1), r₂ ~ U(0, 2), every
+    head a decay of its own, some nearly flat and some as steep as a Gaussian's.
     """
 
     def reset_parameters(self) -> None:
@@ -73,7 +74,7 @@ class KerplePower(_Kerple):
     @property
     def r2(self) -> Float[Tensor, " heads"]:
         """Return the exponent."""
-        return 2 * torch.sigmoid(self.raw_r2.to(self._place.dtype))
+        return 2 * torch.sigmoid(self.raw_r2.to(self._dtype))
 
     def scores(self, offsets: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape"]:
         """Return f(k) of each offset for each head."""
@@ -82,3 +83,9 @@ class KerplePower(_Kerple):
         power = distance.clamp_min(1) ** self.r2.unsqueeze(-1)
         flat = -self.r1.unsqueeze(-1) * torch.where(distance > 0, power, 0.0)
         return flat.reshape(self.num_attention_heads, *offsets.shape)
+
+
+def inverse_softplus(positive: Tensor) -> Tensor:
+    """Return x with softplus(x) = positive; values below 0.01 count as 0.01."""
+    positive = positive.clamp_min(1e-2)
+    return positive + torch.log(-torch.expm1(-positive))

@@ -3,7 +3,8 @@
 import torch
 from torch.nn.functional import softplus
 
-from tisa.scoring.base import Init, ScoringFunction, head_parameter, inverse_softplus
+from tisa.scoring.base import Init, ScoringFunction, head_parameter
+from tisa.scoring.kerple import inverse_softplus
 from tisa.scoring.tisa import TISA
 from tisa.shapes import Float, Int, Tensor
 
@@ -11,15 +12,16 @@ from tisa.shapes import Float, Int, Tensor
 class NearFar(ScoringFunction):
     """Ours: TISA's free kernels near, a learned logarithmic decay far, on each side its own.
 
-    f(k) = Σ_s a_s·exp(−|b_s|(k − c_s)²) − r·log(1 + ρ·|k|),  r = r₋ for k < 0 and r₊ for k > 0.
+    f(k) = Σ_s a_s·exp(−|b_s|(k − c_s)²) − ½·r·log(1 + (ρ·k)²),  r = r₋ for k < 0 and r₊ for k > 0.
 
     A sum of bounded kernels goes to 0 far away, so nothing holds distant tokens down when the input
-    is longer than in training. The second term does, and near the query it changes slowly enough
-    that the kernels stay free to have any shape. Parameters: `near`, a `TISA`; `raw_strengths`
-    (heads, 2) with r₋, r₊ = softplus(·); `raw_rates` (heads) with ρ = softplus(·).
+    is longer than in training. The second term does. It is flat at the query, so that near it the
+    kernels alone shape the curve, and from a distance of about 1/ρ on it falls like −r·log(ρ|k|),
+    KERPLE's logarithm. Parameters: `near`, a `TISA`; `raw_strengths` (heads, 2) with
+    r₋, r₊ = softplus(·); `raw_rates` (heads) with ρ = softplus(·).
 
     At step 0:
-        init="reference": kernels as in `TISA`, decay as in `KerpleLog`.
+        init="reference": kernels as in `TISA`; r ~ U(0, 2), the same on both sides, ρ ~ U(0, 1).
         init="zero": amplitudes 0; the decay, which cannot be 0, is all there is.
     """
 
@@ -33,7 +35,7 @@ class NearFar(ScoringFunction):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new initial values; both sides start with the same decay."""
+        """Draw new initial values."""
         self.near.reset_parameters()
         with torch.no_grad():
             strengths = torch.rand_like(self.raw_rates).unsqueeze(-1) * 2
@@ -45,7 +47,7 @@ class NearFar(ScoringFunction):
         k = self._distances(offsets).reshape(-1)
         before, after = softplus(self.raw_strengths.to(k.dtype)).unsqueeze(-1).unbind(1)
         rates = softplus(self.raw_rates.to(k.dtype)).unsqueeze(-1)
-        decay = torch.where(k < 0, before, after) * torch.log1p(rates * k.abs())
+        decay = torch.where(k < 0, before, after) * torch.log1p((rates * k) ** 2) / 2
         return self.near.scores(offsets) - decay.reshape(self.num_attention_heads, *offsets.shape)
 
     def support(self, eps: float) -> None:

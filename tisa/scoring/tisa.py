@@ -104,7 +104,7 @@ class TISA(ScoringFunction):
             raise ValueError(f"TISA.support: eps must lie between 0 and 1, got {eps}")
         with torch.no_grad():
             a, b, c = (
-                p.to(self._place.dtype)
+                p.to(self._dtype)
                 for p in (self.kernel_amplitudes, self.kernel_sharpness, self.kernel_offsets)
             )
             # A flat kernel (b = 0) has no band: its width goes beyond every offset.

@@ -70,9 +70,7 @@ class TISAv2(ScoringFunction):
     def slopes(self) -> Float[Tensor, " heads"]:
         """Return m of each head."""
         positional = self.num_attention_heads - self.num_agnostic_heads
-        head = torch.arange(
-            self.num_attention_heads, device=self._place.device, dtype=self._place.dtype
-        )
+        head = torch.arange(self.num_attention_heads, device=self._place.device, dtype=self._dtype)
         ratio = math.log(self.longest_view / self.shortest_view) / max(1, positional - 1)
         slopes = -math.log(1e-8) / (self.shortest_view * torch.exp(head * ratio) / 2)
         return torch.where(head < positional, slopes, 0.0)
@@ -86,7 +84,8 @@ class TISAv2(ScoringFunction):
             kept = torch.rand_like(weights) >= self.kernel_dropout
             weights = weights * kept / (1 - self.kernel_dropout)
         # A width that training drives to 0 would make 0/0 at D = o.
-        w = self.step_widths.to(D.dtype).abs().clamp_min(1e-3).unsqueeze(-1)
+        w = self.step_widths.to(D.dtype).unsqueeze(-1)
+        w = torch.where(w < 0, w.clamp_max(-1e-3), w.clamp_min(1e-3))
         o = self.step_offsets.to(D.dtype).unsqueeze(-1)
         steps = weights.unsqueeze(-1) * torch.sigmoid(a.sign().unsqueeze(-1) * (D - o) / w)
         floor = self.floors.to(D.dtype).abs().unsqueeze(-1)
