@@ -51,7 +51,8 @@ class Case:
 
     def __str__(self) -> str:
         causal = ", causal" if self.is_causal else ""
-        return f"n = {self.length:,}, batch {self.batch}{causal}"
+        size = "" if (self.heads, self.dim) == (12, 64) else f", {self.heads} × {self.dim}"
+        return f"n = {self.length:,}, batch {self.batch}{size}{causal}"
 
 
 CPU_CASES = [
@@ -155,11 +156,19 @@ def free_bytes(device: torch.device) -> int:
 def check(name: str, problem: Problem) -> str | None:
     """Return what is wrong with a contender's numbers in this case, or None.
 
-    The last rows alone, in float64, are a small problem; with an upstream gradient of zero
-    everywhere else, they decide every gradient of the whole one.
+    Some rows alone, in float64, are a small problem; with an upstream gradient of zero everywhere
+    else, they decide every gradient of the whole one. The first, the middle and the last ones.
     """
-    case = problem.case
-    rows = min(CHECKED_ROWS, case.length)
+    length, rows = problem.case.length, min(CHECKED_ROWS, problem.case.length)
+    for first in dict.fromkeys((0, (length - rows) // 2, length - rows)):
+        wrong = check_rows(name, problem, first, rows)
+        if wrong is not None:
+            return f"rows from {first}: {wrong}"
+    return None
+
+
+def check_rows(name: str, problem: Problem, first: int, rows: int) -> str | None:
+    case, chosen = problem.case, slice(first, first + rows)
     training = problem.qkv[0].requires_grad
     positions = name != LIMIT
 
@@ -169,17 +178,18 @@ def check(name: str, problem: Problem) -> str | None:
         if dtype == torch.float64:
             scoring.double()
         leaves = [x.detach().to(dtype).requires_grad_() for x in problem.qkv]
-        vector = scoring(rows, case.length) if positions else None
-        out = formula(leaves[0][:, :, -rows:], leaves[1], leaves[2], vector)
+        vector = scoring(rows, case.length, query_start=first) if positions else None
+        out = formula(leaves[0][:, :, chosen], leaves[1], leaves[2], vector)
         if not training:
             return [out]
         wanted = [*leaves, *(scoring.parameters() if positions else ())]
-        return [out, *torch.autograd.grad(out, wanted, upstream[:, :, -rows:].to(dtype))]
+        return [out, *torch.autograd.grad(out, wanted, upstream[:, :, chosen].to(dtype))]
 
     def exact(query, key, value, vector):
         return tisa.attention(
-            query, key, value, vector, is_causal=case.is_causal, backend="reference"
-        )
+            query, key, value, vector, query_start=first, is_causal=case.is_causal,
+            backend="reference",
+        )  # fmt: skip
 
     def eager(query, key, value, vector):
         logits = query @ key.transpose(-1, -2) / math.sqrt(case.dim)
@@ -188,14 +198,14 @@ def check(name: str, problem: Problem) -> str | None:
             logits = logits + matrix.to(query.dtype)
         if case.is_causal:
             seen = torch.ones(rows, case.length, dtype=torch.bool, device=query.device)
-            logits = logits.masked_fill(~seen.tril(case.length - rows), -torch.inf)
+            logits = logits.masked_fill(~seen.tril(first), -torch.inf)
         return logits.softmax(-1) @ value
 
     upstream = torch.zeros_like(problem.upstream)
-    upstream[:, :, -rows:] = problem.upstream[:, :, -rows:]
+    upstream[:, :, chosen] = problem.upstream[:, :, chosen]
     true, plain = small(torch.float64, exact), small(problem.dtype, eager)
     out = contender(name, problem)()
-    found = [out[:, :, -rows:]]
+    found = [out[:, :, chosen]]
     if training:
         gradients = backward(problem, out, upstream)
         found += gradients if positions else gradients[:3]
@@ -306,9 +316,14 @@ def measure(case: Case, device: torch.device, dtype: torch.dtype, rounds: int) -
                 continue
             try:
                 wrong = check(name, problem)
-            except (ValueError, RuntimeError) as error:
+            except torch.OutOfMemoryError:
+                row["skipped"] = "out of memory"
+                continue
+            except ValueError as error:
                 reason = str(error).partition("cannot do this call: ")[2].partition(";")[0]
-                row["skipped"] = reason or str(error).splitlines()[0][:200]
+                if not reason:
+                    raise
+                row["skipped"] = reason
                 continue
             if wrong is not None:
                 row["skipped"] = f"WRONG: {wrong}"
@@ -337,23 +352,26 @@ def measure(case: Case, device: torch.device, dtype: torch.dtype, rounds: int) -
 
 
 def table(record: dict) -> str:
-    """Return the record as Markdown."""
+    """Return the record as Markdown: one table."""
     lines = [
         f"# Attention with trained scores, {record['date']}",
         "",
-        f"{record['device']}; {record['dtype']}; torch {record['torch']}, "
-        f"Python {record['python']}; commit {record['commit']}.",
-        f"`{record['command']}`: medians of {record['rounds']} interleaved rounds, p20–p80 in "
-        "brackets; × is the ratio to PyTorch's attention without any positions in the same run. "
-        "Memory is the peak beyond the inputs.",
+        f"{record['device']}; {record['dtype']}, 12 heads, 64 wide unless said otherwise; "
+        f"torch {record['torch']}, Python {record['python']}; commit {record['commit']}; "
+        f"`{record['command']}`.",
+        f"Medians of {record['rounds']} interleaved rounds, p20–p80 in brackets; × is the ratio to "
+        "PyTorch's attention without any positions in the same run; MiB is the peak beyond the "
+        "inputs. Each number stands behind a check against float64 of that contender in that case.",
+        "",
+        "| | | forward, ms | × | MiB | forward + backward, ms | × | MiB |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     cases = [Case(**row["case"]) for row in record["rows"]]
     for case in dict.fromkeys(cases):
-        lines += ["", f"## {case}, {case.heads} heads, {case.dim} wide", ""]
-        lines += ["| | forward, ms | × | MiB | forward + backward, ms | × | MiB |"]
-        lines += ["|---|---|---|---|---|---|---|"]
-        for name in CONTENDERS:
-            cells = [name]
+        label = str(case)
+        for name in dict.fromkeys(row["contender"] for row in record["rows"]):
+            cells = [label, name]
+            label = ""
             for mode in ("forward", "forward + backward"):
                 rows = {
                     row["contender"]: row
@@ -365,7 +383,7 @@ def table(record: dict) -> str:
                     cells += [row["skipped"], "", ""]
                     continue
                 low, middle, high = (short(row["ms"][q]) for q in ("p20", "p50", "p80"))
-                limit = rows[LIMIT].get("ms", {}).get("p50", math.nan)
+                limit = rows[LIMIT]["ms"]["p50"]
                 peak = row["peak_bytes"]
                 cells += [
                     f"{middle} ({low}–{high})",
@@ -378,6 +396,17 @@ def table(record: dict) -> str:
 
 def short(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    model = platform.processor() or platform.machine()
+    if sys.platform == "linux":
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+        model = names[0] if names else model
+    return f"{model}, {torch.get_num_threads()} threads"
 
 
 def commit() -> str:
@@ -408,17 +437,19 @@ def main() -> None:
     cases = QUICK_CASES if arguments.quick else GPU_CASES if on_gpu else CPU_CASES
     dtype = torch.bfloat16 if on_gpu else torch.float32
     rounds = arguments.rounds or (3 if arguments.quick else 50 if on_gpu else 7)
-    name = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
     now = datetime.now(UTC)
     record = {
         "date": now.date().isoformat(),
-        "device": name,
+        "device": device_name(device),
         "dtype": str(dtype).removeprefix("torch."),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.machine(),
         "commit": arguments.commit or commit(),
-        "command": "python3 benchmarks/attention.py" + (" --quick" if arguments.quick else ""),
+        "command": " ".join(
+            ["python3 benchmarks/attention.py", f"--device {device.type}", f"--rounds {rounds}"]
+            + ["--quick"] * arguments.quick
+        ),
         "rounds": rounds,
         "rows": [],
     }

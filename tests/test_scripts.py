@@ -41,8 +41,13 @@ def test_benchmark(tmp_path):
     answer = run("benchmarks/attention.py", "--quick", "--out", tmp_path, "--device", "cpu")
     assert answer.returncode == 0, answer.stderr
     (record,) = [json.loads(p.read_text()) for p in tmp_path.glob("*-attention-cpu.json")]
-    assert all(row.get("checked") or "skipped" in row for row in record["rows"])
-    assert {row["contender"] for row in record["rows"]} >= {"chunked", "reference", "sdpa"}
+    assert len(record["rows"]) == 2 * 2 * 6
+    for row in record["rows"]:
+        if row["contender"] == "flex" and row["mode"] != "forward":
+            assert row["skipped"] == "FlexAttention computes no gradients on the CPU"
+        else:
+            assert row["checked"]
+            assert row["ms"]["p20"] <= row["ms"]["p50"] <= row["ms"]["p80"]
     assert "| chunked |" in answer.stdout
 
 

@@ -89,6 +89,51 @@ def test_gradients_equal_the_reference(backend, case):
         assert torch.isfinite(a).all()
 
 
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_nothing_comes_back_through_the_log_sum_exp_of_a_blind_query(backend):
+    case = Case("", 5, 5)
+    qkv, scoring, _ = case.make()
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask[2] = False
+    _, lse = tisa.attention(*qkv, scoring(5), attn_mask=mask, return_lse=True, backend=backend)
+    # The derivative of (−inf)² is −inf; torch.where multiplies it by 0.
+    total = torch.where(lse.isinf(), 0.0, lse**2).sum()
+    for gradient in torch.autograd.grad(total, [*qkv[:2], *scoring.parameters()]):
+        assert torch.isfinite(gradient).all()
+
+
+def test_auto_under_functional_transforms_is_the_reference():
+    qkv = [torch.randn(1, 2, 5, 4) for _ in range(3)]
+    vector, tangent = torch.randn(2, 9), torch.randn(2, 9)
+
+    def loss(vector, backend="auto"):
+        return tisa.attention(*qkv, vector, backend=backend).square().sum()
+
+    expected = torch.func.jvp(lambda v: loss(v, "reference"), (vector,), (tangent,))[1]
+    assert expected != 0
+    torch.testing.assert_close(torch.func.jvp(loss, (vector,), (tangent,))[1], expected)
+    gradient = torch.func.grad(loss)(vector)
+    torch.testing.assert_close((gradient * tangent).sum(), expected, rtol=1e-4, atol=1e-5)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(vector, tangent)
+        found = torch.autograd.forward_ad.unpack_dual(loss(dual)).tangent
+    torch.testing.assert_close(found, expected)
+    for backend in ("chunked", "sdpa"):
+        with pytest.raises(ValueError, match="forward-mode"):
+            torch.func.jvp(lambda v, b=backend: loss(v, b), (vector,), (tangent,))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("start", [0, 1000, 60_000])
+def test_sdpa_keeps_the_scores_that_count(dtype, start):
+    """Shards far from their keys: every score is large, and only their differences matter."""
+    qkv = [torch.randn(1, 4, 64, 16).to(dtype) for _ in range(3)]
+    vector = tisa.ALiBi(4)(64, query_start=start)
+    exact = tisa.attention(*(x.double() for x in qkv), vector, backend="reference")
+    found = tisa.attention(*qkv, vector, query_start=start, backend="sdpa")
+    assert (found.double() - exact).abs().max() < 0.03
+
+
 @named(CASES)
 def test_gradients_through_the_log_sum_exp(case):
     expected = gradients(case, "reference", return_lse=True)

@@ -61,6 +61,9 @@ WRONG = {
     ),
     "value heads": (good(value=torch.randn(2, 2, 7, 8), enable_gqa=True), "value", "heads"),
     "no heads": (good(**{n: torch.ones(2, 0, 5, 8) for n in ("query", "key", "value")}), "head"),
+    "value width": (good(value=torch.ones(2, 4, 7, 0)), "value", "at least 1 wide"),
+    "float8": (good(query=torch.ones(2, 4, 5, 8).to(torch.float8_e4m3fn)), "query", "float8"),
+    "truth on the device": (good(query_start=torch.tensor(True)), "query_start", "bool"),
     "mask shape": (good(attn_mask=torch.ones(2, 7).bool()), "attn_mask", "(2, 4, 5, 7)",
                    "[:, None, None, :]"),
     "mask of one axis": (good(attn_mask=torch.ones(7).bool()), "attn_mask", "axes"),
@@ -122,6 +125,11 @@ OF_THE_WRONG_TYPE = {
     "tuple": (packed(cu_seqlens=(0, 3, 7)), "cu_seqlens", "tuple"),
     "half a place": (good(query_start=1.5), "query_start", "1.5"),
     "half a distance": (good(window=2.5), "window", "2.5"),
+    "trained scale": (good(scale=torch.tensor(0.5)), "scale", "multiplied into the query"),
+    "scale": (good(scale="x"), "scale", "'x'"),
+    "dropout": (good(dropout_p=None), "dropout_p", "None"),
+    "truth for a place": (good(query_start=True), "query_start", "True"),
+    "half a length": (packed(max_seqlen=4.0), "max_seqlen", "4.0"),
     "three sides": (good(window=(1, 2, 3)), "window", "(1, 2, 3)"),
 }  # fmt: skip
 
@@ -228,5 +236,5 @@ def test_chunked_says_that_it_has_no_second_derivative():
     query, key, value = (torch.randn(1, 1, 3, 2, requires_grad=True) for _ in range(3))
     out = tisa.attention(query, key, value, torch.zeros(1, 5), backend="chunked")
     (first,) = torch.autograd.grad(out.square().sum(), query, create_graph=True)
-    with pytest.raises(RuntimeError, match="chunked_backward"):
+    with pytest.raises(RuntimeError, match='no second derivative; take backend="reference"'):
         first.sum().backward()

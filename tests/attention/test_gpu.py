@@ -70,6 +70,25 @@ def test_values_and_gradients(backend, dtype, case):
         assert (got - want).norm() <= tolerance * max(want.norm(), 0.1 * scale)
 
 
+@pytest.mark.parametrize("backend", ["reference", "chunked", "flex"])
+def test_log_sum_exp_and_its_gradient(backend):
+    torch.compiler.reset()
+    results = []
+    for device, dtype, name in (("cpu", torch.float64, "reference"), ("cuda", None, backend)):
+        case = Case("", 40, 50, dim=16, value_dim=16, options={"is_causal": True})
+        case.rounding = torch.float32
+        qkv, _, options = case.make(torch.float64)
+        qkv = [x.detach().float().to(device, dtype or torch.float32).requires_grad_() for x in qkv]
+        scoring = case.make_scoring().to(device)
+        out, lse = case.call(name, qkv, scoring, options | {"return_lse": True})
+        wanted = [*qkv[:2], *scoring.parameters()]
+        gradients = torch.autograd.grad(out.sum() + lse.square().sum(), wanted)
+        results.append([x.detach().double().cpu() for x in (out, lse, *gradients)])
+    for got, want in zip(results[1], results[0], strict=True):
+        # FlexAttention multiplies float32 in tf32.
+        assert (got - want).norm() <= (5e-3 if backend == "flex" else 1e-5) * want.norm()
+
+
 def small(device="cuda", dtype=torch.bfloat16, length=200):
     torch.manual_seed(0)
     qkv = [torch.randn(2, 4, length, 32, device=device, dtype=dtype) for _ in range(3)]

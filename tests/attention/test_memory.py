@@ -32,11 +32,33 @@ def test_no_tensor_of_n_squared(length, heads, options):
     rest = (None, None, None, 0, 0, None, 0 if options else None, 0.3, 0.0)
     with Largest() as largest:
         output, _, norms = chunked._forward._init_fn(query, key, value, vector, *rest)
-        grads = (torch.ones_like(output), torch.zeros(1, heads, length), output, norms)
+        grads = (torch.ones_like(output), torch.zeros(1, heads, length), norms)
         chunked._backward._init_fn(*grads, query, key, value, vector, *rest, [True] * 4)
     # A block, its padding included; n² alone would be 16 million for one head of 4,096.
     assert largest.elements <= max(2 * 2**21, 130 * (length + 130), heads * length * 16)
     assert largest.elements < heads * length**2 / 10
+
+
+@pytest.mark.parametrize(("heads", "key_heads"), [(32, 1), (32, 32)])
+def test_grouped_heads_keep_to_the_block(heads, key_heads):
+    tensors = [torch.randn(1, h, n, 8) for h, n in ((heads, 300), (key_heads, 4096),
+                                                    (key_heads, 4096))]  # fmt: skip
+    vector = torch.randn(heads, 4395)
+    rest = (None, None, None, 0, 0, None, None, 0.3, 0.0)
+    with Largest() as largest:
+        chunked._forward._init_fn(*tensors, vector, *rest)
+    assert largest.elements <= 1.1 * 2**21
+
+
+def test_an_empty_batch_costs_nothing():
+    qkv = [torch.zeros(0, 1, 12_000, 8, requires_grad=True) for _ in range(3)]
+    vector = torch.zeros(1, 23_999, requires_grad=True)
+    for backend in ("auto", "chunked", "sdpa"):
+        with Largest() as largest:
+            out = tisa.attention(*qkv, vector, backend=backend)
+            out.sum().backward()
+        assert out.shape == (0, 1, 12_000, 8)
+        assert largest.elements < 100_000
 
 
 @pytest.mark.full

@@ -220,6 +220,26 @@ def test_export_with_any_batch_and_length(backend, options):
     assert bool(own) == (backend == "chunked")
 
 
+def test_an_exported_decoder_takes_a_prompt_too():
+    class Decoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scoring = tisa.TISA(2)
+
+        def forward(self, query, key, value):
+            vector = self.scoring(query.shape[2], key.shape[2])
+            return tisa.attention(query, key, value, vector, is_causal=True)
+
+    queries, keys = torch.export.Dim("queries"), torch.export.Dim("keys")
+    decoder, example = Decoder(), [torch.randn(1, 2, n, 4) for n in (5, 9, 9)]
+    program = torch.export.export(
+        decoder, tuple(example), dynamic_shapes=({2: queries}, {2: keys}, {2: keys})
+    )
+    for sizes in ((5, 9), (9, 9), (3, 20)):
+        tensors = [torch.randn(1, 2, n, 4) for n in (sizes[0], sizes[1], sizes[1])]
+        torch.testing.assert_close(program.module()(*tensors), decoder(*tensors))
+
+
 @pytest.mark.skipif(
     not any(shutil.which(name) for name in ("g++", "clang++", "c++")),
     reason="Inductor needs a C++ compiler on the CPU",

@@ -67,7 +67,7 @@ def attention(
             query that sees nothing.
         backend: "reference", "chunked", "sdpa" or "flex", which does the call or raises; "auto"
             takes "sdpa" without scores and mostly "chunked" with them (the rule:
-            `tisa.attention.api.choose_backend`).
+            `from tisa.attention.api import choose_backend`).
     """
     call = checked_call(
         query,
@@ -95,8 +95,8 @@ def attention(
             'take backend="auto" or another by name'
         )
     if call.empty:
-        # Zeros, whoever is asked; the reference says them with a gradient.
-        chosen = reference
+        # Zeros, whoever is asked; not every backend says them, and some allocate n² to do so.
+        chosen = chunked if chunked.refuses(call) is None else reference
     with without_autocast(call.query.device):
         output, lse = chosen.attend(call)
     return (output, lse) if return_lse else output
@@ -105,13 +105,13 @@ def attention(
 def choose_backend(call: Call) -> str:
     """Return the backend that "auto" takes: the first preferred one that does not refuse.
 
-    1. "sdpa" where it needs no dense bias (it is flash attention then), and in a graph that is
-       being exported (which so holds PyTorch's operators only).
+    0. In a graph that is being exported "sdpa", else "reference": PyTorch's operators only.
+    1. "sdpa" where it needs no dense bias (it is flash attention then).
     2. "sdpa" for float32 on an accelerator, while the dense bias has at most 2²⁸ elements (1 GiB).
     3. "chunked" otherwise: on the CPU, which it is faster on from n = 512; in half precision, where
        a dense bias would round the scores; and where n² memory begins to hurt.
-    4. What these refuse (a log-sum-exp, a mask's gradient): the next of "chunked", "sdpa",
-       "reference". "flex" is taken only by name: it compiles for a while on first use.
+    4. What these refuse (a log-sum-exp, a mask's gradient, torch.func): the next of "chunked",
+       "sdpa", "reference". "flex" is taken only by name: it compiles for a while on first use.
 
     benchmarks/results has the measurements behind 2 and 3.
     """
@@ -120,7 +120,9 @@ def choose_backend(call: Call) -> str:
     dense_is_fine = (
         on_accelerator and call.query.dtype not in HALF and sdpa.dense_elements(call) <= 2**28
     )
-    if not dense or torch.compiler.is_exporting() or dense_is_fine:
+    if torch.compiler.is_exporting():
+        preferred = ("sdpa", "reference", "chunked")
+    elif not dense or dense_is_fine:
         preferred = ("sdpa", "chunked", "reference")
     else:
         preferred = ("chunked", "sdpa", "reference")

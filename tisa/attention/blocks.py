@@ -67,11 +67,12 @@ class Blocks:
         """Yield the blocks, those without any key left out."""
         on_cpu = self.query.device.type == "cpu"
         elements, rows = CPU_BLOCK if on_cpu else ACCELERATOR_BLOCK
-        rows = min(self.queries, rows)
+        rows = max(1, min(self.queries, rows))
         width = self.keys
         left, right = self.window
         if self.query_start is not None and left is not None and right is not None:
             width = min(width, max(1, rows + left + right))
+        rows = max(1, min(rows, elements // max(1, self.group * width)))
         lanes = max(1, elements // max(1, rows * self.group * width))
         head_step = min(lanes, self.key_heads)
         batch_step = max(1, lanes // max(1, self.key_heads))
@@ -106,7 +107,8 @@ class Blocks:
 
     def lanes(self, part: Tensor) -> Tensor:
         """Return (batch, heads, rows, dim) as (lanes, group · rows, dim)."""
-        return part.reshape(-1, self.group * part.shape[2], part.shape[-1])
+        count = part.shape[0] * part.shape[1] // self.group
+        return part.reshape(count, self.group * part.shape[2], part.shape[-1])
 
     def keys_of(self, lanes: Tensor, block: Block) -> Tensor:
         """Return a block's keys of a (lanes, keys, dim) tensor: a view."""
@@ -186,8 +188,8 @@ class Blocks:
     def backward(
         self,
         grad_output: Tensor,
+        grad_lse: Tensor,
         norms: Tensor,
-        delta: Tensor,
         grad_query: Tensor | None,
         grad_key: Tensor | None,
         grad_value: Tensor | None,
@@ -221,11 +223,13 @@ class Blocks:
             by_weight = by_weight.view(weights.shape)
             if dropped is not None:
                 by_weight.masked_fill_(dropped, 0.0).mul_(kept_scale(self.dropout_p))
-            by_weight -= self.rows(delta, block).unsqueeze(-1) / total
-            # Rows of zeros on the right let the diagonals be summed without another copy.
+            # dS = P·(dP − Σ P·dP + dlse). Zeros to the right of each row let the diagonals be
+            # summed without another copy.
             padded = self.space("by_logit", *weights.shape[:3], keys + rows)
             padded[..., keys:].zero_()
-            torch.mul(weights, by_weight, out=padded[..., :keys])
+            by_logit = torch.mul(weights, by_weight, out=padded[..., :keys])
+            mean = by_logit.sum(-1, keepdim=True) - self.rows(grad_lse, block).unsqueeze(-1)
+            by_logit.addcmul_(weights, mean / total, value=-1)
             by_logit = padded.view(*query.shape[:2], keys + rows)[..., :keys]
             if key_total is not None:
                 self.keys_of(key_total, block).baddbmm_(by_logit.transpose(1, 2), query)

@@ -19,6 +19,20 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
+def forward_mode() -> bool:
+    """Whether forward-mode derivatives (jvp) are being taken."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def transformed() -> bool:
+    """Whether torch.func or forward-mode derivatives look into the call."""
+    if torch.compiler.is_compiling():
+        return False
+    return forward_mode() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def autocast_enabled(device: torch.device) -> bool:
     """Whether autocast is on for that device; some kinds of device have none."""
     kind = device.type
@@ -83,7 +97,8 @@ class Call:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to attend to or nobody who attends."""
-        return self.query.numel() == 0 or self.key.numel() == 0
+        no_sequence = self.packed and self.max_seqlen == 0
+        return self.query.numel() == 0 or self.key.numel() == 0 or no_sequence
 
     @property
     def dtype(self) -> torch.dtype:

@@ -9,13 +9,13 @@ on an accelerator that is a synchronisation, and no CUDA graph can hold it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from tisa.attention.blocks import Blocks
-from tisa.attention.call import Call, needs_gradient, without_autocast
+from tisa.attention.call import Call, needs_gradient, transformed, without_autocast
 from tisa.attention.dropout import dropout_seed
 from tisa.offsets import Window, recentred
 
@@ -24,6 +24,9 @@ def refuses(call: Call) -> str | None:
     """Return why this backend cannot do the call, or None."""
     if needs_gradient(call.attn_mask):
         return "it computes no gradient for attn_mask"
+    if transformed():
+        # Not left to PyTorch: an operator without a jvp drops the tangent and says nothing.
+        return "torch.func and forward-mode derivatives cannot look into it"
     return None
 
 
@@ -76,7 +79,6 @@ def _forward(
 def _backward(
     grad_output: Tensor,
     grad_lse: Tensor,
-    output: Tensor,
     norms: Tensor,
     query: Tensor,
     key: Tensor,
@@ -95,8 +97,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     gradients = _new_gradients(query, key, value, vector, needs)
     with without_autocast(query.device):
-        # For each query: Σ_j P_ij · dP_ij, from the output alone.
-        delta = (grad_output.to(norms.dtype) * output.to(norms.dtype)).sum(-1) - grad_lse
+        # The log-sum-exp of a blind query is −inf: whatever comes back through it goes nowhere.
+        grad_lse = grad_lse.masked_fill(norms[..., 1] == 0, 0.0)
         for part in _sequences(cu_seqlens, max_seqlen, query_start):
             blocks = part.blocks(
                 query, key, value, vector, mask, seed, (left, right), scale, dropout_p
@@ -105,7 +107,7 @@ def _backward(
                 (part.cut_vector if i == 3 else part.cut)(gradient) if need else None
                 for i, (gradient, need) in enumerate(zip(gradients, needs, strict=True))
             ]
-            blocks.backward(part.cut(grad_output), part.cut(norms), part.cut(delta), *wanted)
+            blocks.backward(part.cut(grad_output), part.cut(grad_lse), part.cut(norms), *wanted)
     return gradients
 
 
@@ -144,15 +146,15 @@ def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Te
 
 @_backward.register_fake
 def _(
-    grad_output: Tensor, grad_lse: Tensor, output: Tensor, norms: Tensor, query: Tensor,
-    key: Tensor, value: Tensor, vector: Tensor | None, *rest: Any,
+    grad_output: Tensor, grad_lse: Tensor, norms: Tensor, query: Tensor, key: Tensor,
+    value: Tensor, vector: Tensor | None, *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return _new_gradients(query, key, value, vector, rest[-1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, max_seqlen, query_start, left, right, scale, dropout_p = inputs
-    ctx.save_for_backward(output[0], output[2], *tensors)
+    ctx.save_for_backward(output[2], *tensors)
     ctx.rest = (max_seqlen, query_start, left, right, scale, dropout_p)
 
 
@@ -166,6 +168,15 @@ def _differentiate(
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _no_second_derivative(ctx: Any, *gradients: Tensor) -> NoReturn:
+    raise RuntimeError(
+        'tisa.attention: backend "chunked" has no second derivative; take backend="reference"'
+    )
+
+
+_backward.register_autograd(_no_second_derivative)
 
 
 @dataclass

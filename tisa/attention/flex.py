@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from tisa.attention.call import Call, needs_gradient
+from tisa.attention.call import Call, needs_gradient, transformed
 from tisa.offsets import entry_of, offset_of
 from tisa.shapes import Float, Tensor
 
@@ -32,6 +32,8 @@ def refuses(call: Call) -> str | None:
         return "FlexAttention has no dropout"
     if call.query.dtype == torch.float64:
         return "FlexAttention's kernels do not compute in float64"
+    if transformed():
+        return "torch.func and forward-mode derivatives cannot look into it"
     if needs_gradient(call.attn_mask):
         return "it computes no gradient for attn_mask"
     if device == "cpu":
@@ -56,12 +58,13 @@ def attend(
     """Return the attention output in the query's dtype and, if asked for, the log-sum-exp."""
     query, key, value = call.query, call.key, call.value
     on_gpu = query.device.type != "cpu"
+    flex = _compiled(on_gpu)
     if not on_gpu:
         # It refuses parameters on the CPU even where nobody asks for their gradient.
         query, key, value = query.detach(), key.detach(), value.detach()
     if call.packed:
         query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
-    result: Any = _flex()(
+    result: Any = flex(
         query,
         key,
         value,
@@ -83,16 +86,24 @@ def _has_compiler() -> bool:
     return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
 
 
-def _flex() -> Callable[..., Any]:
-    # Inside somebody's torch.compile it becomes part of their graph.
-    plain: Callable[..., Any] = flex_attention
-    return plain if torch.compiler.is_compiling() else _compiled()[0]
+def _compiled(on_gpu: bool) -> Callable[..., Any]:
+    """Return FlexAttention, compiled; inside somebody's torch.compile as a part of their graph."""
+    if torch.compiler.is_compiling():
+        return flex_attention
+    # The CPU's kernels do not compile for dynamic shapes, so every shape is a graph of its own.
+    compiled = _compile(None if on_gpu else False)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._dynamo.config.patch(recompile_limit=1024, accumulated_recompile_limit=4096):
+            return compiled(*args, **kwargs)
+
+    return run
 
 
 @cache
-def _compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _compile(dynamic: bool | None) -> Callable[..., Any]:
     # fullgraph: where dynamo would give up and run it eagerly, with n² memory, it raises instead.
-    return torch.compile(flex_attention, fullgraph=True), torch.compile(create_block_mask)
+    return torch.compile(flex_attention, fullgraph=True, dynamic=dynamic)
 
 
 def _score_mod(call: Call) -> Callable[..., Tensor] | None:
@@ -150,5 +161,6 @@ def _block_mask(call: Call, queries: int, keys: int) -> BlockMask | None:
 
     on_gpu = call.query.device.type != "cpu"
     # Eager, it writes a queries × keys mask once.
-    create = _compiled()[1] if on_gpu and not torch.compiler.is_compiling() else create_block_mask
+    compile_it = on_gpu and not torch.compiler.is_compiling()
+    create = torch.compile(create_block_mask) if compile_it else create_block_mask
     return create(mask_mod, None, None, queries, keys, device=call.query.device)

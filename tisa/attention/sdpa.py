@@ -1,14 +1,15 @@
 """PyTorch's scaled_dot_product_attention with the scores as a dense bias.
 
 The fastest there is when there are no scores. With scores it writes the whole bias, heads · n², and
-rounds it to the query's dtype, which in half precision costs digits of large or close scores.
+rounds it to the query's dtype, which in half precision costs digits of scores far below a row's
+top.
 Made of PyTorch operators alone, so what is exported from it runs without this package.
 """
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from tisa.attention.call import Call
+from tisa.attention.call import Call, forward_mode
 from tisa.offsets import visible_keys
 from tisa.shapes import Float, Tensor
 
@@ -17,12 +18,15 @@ def refuses(call: Call) -> str | None:
     """Return why this backend cannot do the call, or None."""
     if call.return_lse:
         return "PyTorch's scaled_dot_product_attention returns no log-sum-exp"
+    if forward_mode():
+        return "PyTorch's fast kernels have no forward-mode derivative"
     return None
 
 
 def is_dense(call: Call) -> bool:
     """Whether the call makes this backend write a bias of queries × keys."""
-    return not (_sees_everything(call) or _causal_from_top_left(call)) or _has_bias(call)
+    # In this order: asking how lengths compare would tie an exported graph to the answer.
+    return _has_bias(call) or not (_sees_everything(call) or _causal_from_top_left(call))
 
 
 def dense_elements(call: Call) -> int:
@@ -84,8 +88,11 @@ def _dense_bias(call: Call, queries: int, keys: int) -> Float[Tensor, "b h q k"]
     bias = call.dense_logits()
     assert bias is not None
     bias = bias.expand(*bias.shape[:2], queries, keys)
-    if call.query.dtype == torch.float16:
-        # Beyond 65,504 a score would turn into inf, and inf − inf into NaN.
-        limits = torch.finfo(torch.float16)
-        bias = torch.where(bias == -torch.inf, bias, bias.clamp(limits.min, limits.max))
-    return bias.to(call.query.dtype)
+    if call.query.dtype == call.dtype:
+        return bias
+    # A constant in a row does not change its softmax. Relative to the row's highest score, the
+    # scores that count are small numbers, of which half precision keeps the most digits.
+    top = bias.detach().amax(-1, keepdim=True)
+    bias = bias - top.masked_fill(top == -torch.inf, 0.0)
+    lowest = torch.finfo(call.query.dtype).min
+    return torch.where(bias == -torch.inf, bias, bias.clamp_min(lowest)).to(call.query.dtype)

@@ -13,6 +13,8 @@ from tisa.attention.call import Call, autocast_enabled
 from tisa.offsets import Window, default_query_start, span
 from tisa.shapes import Tensor
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 def checked_call(
     query: Tensor,
@@ -48,6 +50,13 @@ def checked_call(
     if autocast_enabled(query.device):
         query, key, value = (_autocast(x) for x in (query, key, value))
     _check_sequences(query, key, value, packed=packed, enable_gqa=enable_gqa)
+    _check_number("dropout_p", dropout_p, "0 switches dropout off")
+    if scale is not None:
+        _check_number("scale", scale, "a trained scale is multiplied into the query")
+    if max_seqlen is not None and not _is_int(max_seqlen):
+        _refuse(
+            "max_seqlen", "an int", repr(max_seqlen), "the longest sequence's length", TypeError
+        )
     if not 0 <= dropout_p <= 1:
         _refuse("dropout_p", "a number from 0 to 1", dropout_p, "0 switches dropout off")
     if packed:
@@ -92,6 +101,17 @@ def _check_tensor(argument: str, value: object, remedy: str) -> None:
         _refuse(argument, "a tensor", type(value).__name__, remedy, TypeError)
 
 
+def _is_int(value: object) -> bool:
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
+def _check_number(argument: str, value: object, remedy: str) -> None:
+    if isinstance(value, (bool, Tensor)) or not isinstance(
+        value, (int, float, torch.SymInt, torch.SymFloat)
+    ):
+        _refuse(argument, "a number", repr(value), remedy, TypeError)
+
+
 def _autocast(tensor: Tensor) -> Tensor:
     """Return the tensor in autocast's dtype, as PyTorch's own attention takes it."""
     if not tensor.is_floating_point() or tensor.dtype == torch.float64:
@@ -108,8 +128,9 @@ def _check_sequences(
         if tensor.ndim != (3 if packed else 4):
             remedy = "a packed batch has no batch axis" if packed else "add the missing axes"
             _refuse(name, layout, f"shape {tuple(tensor.shape)}", remedy)
-        if not tensor.is_floating_point():
-            _refuse(name, "a floating point tensor", tensor.dtype, "cast it")
+        if tensor.dtype not in DTYPES:
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            _refuse(name, f"of a floating point dtype ({names})", tensor.dtype, "cast it")
         if tensor.dtype != query.dtype:
             _refuse(name, f"of the query's dtype {query.dtype}", tensor.dtype, "cast one of them")
         if tensor.device != query.device:
@@ -118,6 +139,8 @@ def _check_sequences(
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if query.shape[-1] != key.shape[-1] or query.shape[-1] == 0:
         _refuse("key", "as wide as the query, and at least 1", shapes, "project both alike")
+    if value.shape[-1] == 0:
+        _refuse("value", "at least 1 wide", shapes, "project it to the width that you want back")
     if key.shape[length_axis] != value.shape[length_axis]:
         _refuse("value", "as long as the key", shapes, "each key needs one value")
     if packed and query.shape[0] != key.shape[0]:
@@ -149,13 +172,13 @@ def _check_sequences(
 def _checked_start(query_start: int | Tensor | None, query: Tensor, key: Tensor) -> int | Tensor:
     if query_start is None:
         return default_query_start(query.shape[2], key.shape[2])
-    if not isinstance(query_start, (int, torch.SymInt, Tensor)):
+    if not isinstance(query_start, Tensor) and not _is_int(query_start):
         _refuse(
             "query_start", "an int or a tensor with one integer", repr(query_start), "round it",
             TypeError,
         )  # fmt: skip
     if isinstance(query_start, Tensor):
-        if query_start.ndim != 0 or query_start.is_floating_point():
+        if query_start.ndim != 0 or query_start.dtype not in (torch.int32, torch.int64):
             _refuse(
                 "query_start",
                 "an int or a tensor with one integer",
@@ -176,8 +199,8 @@ def _checked_window(window: int | Window | None) -> Window:
     if window is None:
         return None, None
     sides = (window, window) if isinstance(window, int) else window
-    whole = isinstance(sides, tuple) and len(sides) == 2
-    if not whole or any(not isinstance(side, (int, torch.SymInt, type(None))) for side in sides):
+    pair = isinstance(sides, (tuple, list)) and len(sides) == 2
+    if not pair or not all(side is None or _is_int(side) for side in sides):
         _refuse(
             "window", "an int, or a pair (left, right) of ints or None", repr(window),
             "None means without limit", TypeError,

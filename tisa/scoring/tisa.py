@@ -108,7 +108,7 @@ class TISA(ScoringFunction):
                 for p in (self.kernel_amplitudes, self.kernel_sharpness, self.kernel_offsets)
             )
             # A flat kernel (b = 0) has no band: its width goes beyond every offset.
-            b = b.abs().clamp_min(torch.finfo(b.dtype).tiny)
+            b = b.abs().clamp(torch.finfo(b.dtype).tiny, 1e30)
             level = torch.log(a.abs().clamp_min(1.0) * (self.num_kernels / eps))
             x = 2 * (level + b.log().abs() + 2)
             for _ in range(12):
