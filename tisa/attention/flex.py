@@ -6,7 +6,7 @@ gradient twice. Its gradient of the vector is summed by atomics: not determinist
 
 import shutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 from tisa.attention.call import Call, needs_gradient, transformed
-from tisa.offsets import entry_of, offset_of
+from tisa.offsets import Window, entry_of, offset_of
 from tisa.shapes import Float, Tensor
 
 # With a captured vector the default tiles need more shared memory than an H100 or H200 has.
@@ -139,28 +139,46 @@ def _score_mod(call: Call) -> Callable[..., Tensor] | None:
 
 def _block_mask(call: Call, queries: int, keys: int) -> BlockMask | None:
     """Return which blocks to skip: those that distance or another sequence hides altogether."""
-    left, right = call.reach
-    start = call.query_start
-    sequence = call.sequence_of_token() if call.packed else None
-    if isinstance(start, Tensor):
-        # Known only on the device: the −inf in the vector hides keys, but no block is skipped.
-        left = right = None
-        start = 0
-    if (left, right) == (None, None) and sequence is None:
+    device = call.query.device
+    if call.packed:
+        return _new_block_mask(queries, keys, 0, call.reach, call.sequence_of_token(), device)
+    # A start that only the device knows: the −inf in the vector hides keys, no block is skipped.
+    if isinstance(call.query_start, Tensor) or call.reach == (None, None):
         return None
+    create = _new_block_mask if torch.compiler.is_compiling() else _known_block_mask
+    return create(queries, keys, call.query_start, call.reach, None, device)
+
+
+def _new_block_mask(
+    queries: int,
+    keys: int,
+    query_start: int,
+    reach: Window,
+    sequence: Tensor | None,
+    device: torch.device,
+) -> BlockMask:
+    left, right = reach
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         seen = j >= 0
         if left is not None:
-            seen = seen & (offset_of(i, j, start) >= -left)
+            seen = seen & (offset_of(i, j, query_start) >= -left)
         if right is not None:
-            seen = seen & (offset_of(i, j, start) <= right)
+            seen = seen & (offset_of(i, j, query_start) <= right)
         if sequence is not None:
             seen = seen & (sequence[i] == sequence[j]) & (sequence[i] >= 0)
         return seen
 
-    on_gpu = call.query.device.type != "cpu"
     # Eager, it writes a queries × keys mask once.
-    compile_it = on_gpu and not torch.compiler.is_compiling()
-    create = torch.compile(create_block_mask) if compile_it else create_block_mask
-    return create(mask_mod, None, None, queries, keys, device=call.query.device)
+    compile_it = device.type != "cpu" and not torch.compiler.is_compiling()
+    create = _compiled_create() if compile_it else create_block_mask
+    return create(mask_mod, None, None, queries, keys, device=device)
+
+
+# What depends on distance alone is the same in every layer and step.
+_known_block_mask = lru_cache(maxsize=64)(_new_block_mask)
+
+
+@cache
+def _compiled_create() -> Callable[..., BlockMask]:
+    return torch.compile(create_block_mask)
