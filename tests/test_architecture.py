@@ -147,3 +147,24 @@ def test_house_rules(path):
     assert "NotImplementedError" not in text
     assert len(text.splitlines()) <= 400
     assert text.startswith('"""')
+
+
+def test_the_numbers_in_the_readme_are_those_of_the_record():
+    """The table under "n = 4,096" is the newest CPU record's."""
+    import json
+
+    record = json.loads(max((ROOT / "benchmarks/results").glob("*-attention-cpu.json")).read_text())
+    rows = {
+        row["contender"]: row
+        for row in record["rows"]
+        if row["mode"] == "forward + backward" and row["case"]["length"] == 4096
+    }
+    limit = rows["sdpa, no positions"]["ms"]["p50"]
+    for name in ("sdpa, no positions", "author's dense", "reference", "sdpa", "chunked"):
+        seconds, peak = rows[name]["ms"]["p50"] / 1e3, rows[name]["peak_bytes"] / 2**20
+        cells = f"| {seconds:.2f} s | {1e3 * seconds / limit:.2f} | {peak:,.0f} MiB |"
+        assert any(name in line and cells in line for line in README.splitlines()), (name, cells)
+    assert f"torch {record['torch']}" in README
+    # What the operator promises (issue: chunked at most 1.5 × sdpa's time, a tenth of the memory).
+    assert rows["chunked"]["ms"]["p50"] <= 1.5 * rows["sdpa"]["ms"]["p50"]
+    assert rows["chunked"]["peak_bytes"] <= rows["reference"]["peak_bytes"] / 10
