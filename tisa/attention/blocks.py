@@ -17,7 +17,7 @@ from tisa.offsets import Window, add_block_diagonals, block_view, visible_keys
 
 # (logits, queries) of a block. Enough for fast matrix products; on a CPU few enough for its cache,
 # on an accelerator enough to outweigh the launches (benchmarks/blocks.py and its records).
-CPU_BLOCK = (2**21, 128)
+CPU_BLOCK = (2**20, 256)
 ACCELERATOR_BLOCK = (2**25, 256)
 
 
