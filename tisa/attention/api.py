@@ -5,7 +5,8 @@ from types import ModuleType
 import torch
 
 from tisa.attention import chunked, reference, sdpa
-from tisa.attention.call import Call, without_autocast
+from tisa.attention.call import Call
+from tisa.attention.context import without_autocast
 from tisa.attention.validation import checked_call
 from tisa.offsets import Window
 from tisa.shapes import Bool, Float, Int, Int32, Tensor

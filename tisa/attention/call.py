@@ -5,48 +5,12 @@ method and the masks of distance (causal, window) say is gathered in one vector 
 that a query may not look at is an offset with the score −inf.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from tisa.offsets import Window, hold_outside, offset_range, recentred, span, to_matrix, visible
 from tisa.shapes import Bool, Float, Int, Int32, Tensor
-
-
-def needs_gradient(*tensors: Tensor | None) -> bool:
-    """Whether autograd will ask for the gradient of one of these."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def forward_mode() -> bool:
-    """Whether forward-mode derivatives (jvp) are being taken."""
-    if torch.compiler.is_compiling():
-        return False
-    return torch.autograd.forward_ad._current_level >= 0
-
-
-def transformed() -> bool:
-    """Whether torch.func or forward-mode derivatives look into the call."""
-    if torch.compiler.is_compiling():
-        return False
-    return forward_mode() or torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def autocast_enabled(device: torch.device) -> bool:
-    """Whether autocast is on for that device; asking for "meta" is an error."""
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context in which dtypes are left as they are.
-
-    One that does nothing where autocast is off: an exported graph would keep the other one as a
-    graph of its own.
-    """
-    if autocast_enabled(device):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
 
 
 @dataclass(frozen=True)

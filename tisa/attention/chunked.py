@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from tisa.attention.blocks import Blocks
-from tisa.attention.call import Call, needs_gradient, transformed, without_autocast
+from tisa.attention.call import Call
+from tisa.attention.context import needs_gradient, transformed, without_autocast
 from tisa.attention.dropout import dropout_seed
 from tisa.offsets import Window, recentred
 

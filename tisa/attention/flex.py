@@ -17,7 +17,8 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from tisa.attention.call import Call, needs_gradient, transformed
+from tisa.attention.call import Call
+from tisa.attention.context import needs_gradient, transformed
 from tisa.offsets import Window, entry_of, offset_of
 from tisa.shapes import Float, Tensor
 

@@ -9,7 +9,8 @@ Made of PyTorch operators alone, so what is exported from it runs without this p
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from tisa.attention.call import Call, forward_mode
+from tisa.attention.call import Call
+from tisa.attention.context import forward_mode
 from tisa.offsets import visible_keys
 from tisa.shapes import Float, Tensor
 

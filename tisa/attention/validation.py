@@ -9,7 +9,8 @@ from typing import NoReturn
 
 import torch
 
-from tisa.attention.call import Call, autocast_enabled
+from tisa.attention.call import Call
+from tisa.attention.context import autocast_enabled
 from tisa.offsets import Window, default_query_start, span
 from tisa.shapes import Tensor
 

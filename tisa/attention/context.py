@@ -1,0 +1,42 @@
+"""What goes on around a call: gradients wanted, transforms that look into it, autocast."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from tisa.shapes import Tensor
+
+
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Whether autograd will ask for the gradient of one of these."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def forward_mode() -> bool:
+    """Whether forward-mode derivatives (jvp) are being taken."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def transformed() -> bool:
+    """Whether torch.func or forward-mode derivatives look into the call."""
+    if torch.compiler.is_compiling():
+        return False
+    return forward_mode() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def autocast_enabled(device: torch.device) -> bool:
+    """Whether autocast is on for that device; asking for "meta" is an error."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context in which dtypes are left as they are.
+
+    One that does nothing where autocast is off: an exported graph would keep the other one as a
+    graph of its own.
+    """
+    if autocast_enabled(device):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
