@@ -8,8 +8,6 @@ import formulas
 import tisa
 from budget import assert_within_budget, eager
 from cases import CASES, EMPTY, Case
-from tisa.attention import api
-from tisa.attention.api import choose_backend
 
 # FlexAttention has no float64 and no gradients on the CPU: test_flex.py has what it can do here.
 BACKENDS = ["reference", "chunked", "sdpa"]
@@ -353,53 +351,6 @@ def test_packed_dropout_is_that_of_the_reference():
         found.append(tisa.attention(*tensors, vector, cu_seqlens=ends, max_seqlen=40,
                                     dropout_p=0.4, backend=backend))  # fmt: skip
     torch.testing.assert_close(*found)
-
-
-def meta(*shape, dtype=torch.float32):
-    return torch.empty(*shape, dtype=dtype, device="meta")
-
-
-RULE = {
-    "no scores": ("sdpa", {}, False),
-    "no scores, causal": ("sdpa", {"is_causal": True}, False),
-    "no scores, log-sum-exp": ("chunked", {"return_lse": True}, False),
-    "no scores, window": ("chunked", {"window": 3}, False),
-    "scores": ("chunked", {}, True),
-    "scores, causal": ("chunked", {"is_causal": True}, True),
-    "scores, a mask's gradient": ("sdpa", {"attn_mask": torch.zeros(5, 5).requires_grad_()}, True),
-    "scores, a mask's gradient, log-sum-exp": (
-        "reference",
-        {"attn_mask": torch.zeros(5, 5).requires_grad_(), "return_lse": True},
-        True,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", RULE)
-def test_what_auto_takes(name, monkeypatch):
-    expected, options, scores = RULE[name]
-    calls = []
-    monkeypatch.setattr(api, "choose_backend", lambda call: calls.append(call) or "reference")
-    tisa.attention(*[torch.randn(1, 2, 5, 4)] * 3, torch.randn(2, 9) if scores else None, **options)
-    assert choose_backend(calls[0]) == expected
-
-
-@pytest.mark.parametrize(
-    ("length", "dtype", "expected"),
-    [
-        (512, torch.float32, "sdpa"),
-        (16_384, torch.float32, "sdpa"),
-        (16_385, torch.float32, "chunked"),
-        (512, torch.bfloat16, "chunked"),
-        (512, torch.float16, "chunked"),
-    ],
-)
-def test_what_auto_takes_on_an_accelerator(length, dtype, expected, monkeypatch):
-    calls = []
-    monkeypatch.setattr(api, "choose_backend", lambda call: calls.append(call) or "reference")
-    qkv = [meta(1, 1, length, 4, dtype=dtype)] * 3
-    tisa.attention(*qkv, meta(1, 2 * length - 1))
-    assert choose_backend(calls[0]) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
