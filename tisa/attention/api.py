@@ -1,5 +1,7 @@
 """The operator: validate, choose a backend, call it."""
 
+from functools import cache
+from importlib.util import find_spec
 from types import ModuleType
 
 import torch
@@ -11,7 +13,8 @@ from tisa.attention.validation import checked_call
 from tisa.offsets import Window
 from tisa.shapes import Bool, Float, Int, Int32, Tensor
 
-BACKENDS = ("reference", "chunked", "sdpa", "flex")
+BACKENDS = ("reference", "chunked", "sdpa", "flex", "triton")
+GPUS = ("cuda", "xpu")
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -62,13 +65,13 @@ def attention(
             tensor for a static cache. By default the last query stands beside the last key. Give
             it to the scoring function too.
         window: how far a query sees, to both sides or as (left, right); None is without limit.
-        band: (heads, 2) offsets from `scoring.support(eps)`; outside, a score is that of the
-            band's edge. Backends may skip work there.
+        band: (heads, 2) offsets from `scoring.band(query.dtype)`; outside, a score is that of the
+            band's edge, which also receives what comes back to it. "triton" skips work there.
         return_lse: return also the log-sum-exp of the logits, (batch, heads, queries), −inf for a
             query that sees nothing.
-        backend: "reference", "chunked", "sdpa" or "flex", which does the call or raises; "auto"
-            takes "sdpa" without scores and mostly "chunked" with them (the rule:
-            `from tisa.attention.api import choose_backend`).
+        backend: "reference", "chunked", "sdpa", "flex" or "triton", which does the call or raises;
+            "auto" takes "sdpa" without scores and with them "triton" on a GPU, mostly "chunked"
+            elsewhere (the rule: `from tisa.attention.api import choose_backend`).
     """
     call = checked_call(
         query,
@@ -108,26 +111,36 @@ def choose_backend(call: Call) -> str:
 
     0. In a graph that is being exported "sdpa", else "reference": PyTorch's operators only.
     1. "sdpa" where it needs no dense bias (it is flash attention then).
-    2. "sdpa" for float32 on an accelerator, while the dense bias has at most 2²⁸ elements (1 GiB).
-    3. "chunked" otherwise: on the CPU, which it is faster on from n = 512; in half precision, where
+    2. "triton" on a GPU.
+    3. "sdpa" for float32 on an accelerator, while the dense bias has at most 2²⁸ elements (1 GiB).
+    4. "chunked" otherwise: on the CPU, which it is faster on from n = 512; in half precision, where
        a dense bias would round the scores; and where n² memory begins to hurt.
-    4. What these refuse (a log-sum-exp, a mask's gradient, torch.func): the next of "chunked",
-       "sdpa", "reference". "flex" is taken only by name: it compiles for a while on first use.
+    5. What these refuse (a log-sum-exp, a mask's gradient, torch.func): the next of "triton" (on a
+       GPU), "chunked", "sdpa", "reference". "flex" is taken only by name: it compiles for a while
+       on first use.
 
-    benchmarks/results has the measurements behind 2 and 3.
+    benchmarks/results has the measurements behind 2, 3 and 4.
     """
     dense = sdpa.is_dense(call)
-    on_accelerator = call.query.device.type != "cpu"
+    device = call.query.device.type
     dense_is_fine = (
-        on_accelerator and call.query.dtype not in HALF and sdpa.dense_elements(call) <= 2**28
+        device != "cpu" and call.query.dtype not in HALF and sdpa.dense_elements(call) <= 2**28
     )
+    fused = ("triton",) if device in GPUS and _has_triton() else ()
     if torch.compiler.is_exporting():
         preferred = ("sdpa", "reference", "chunked")
-    elif not dense or dense_is_fine:
-        preferred = ("sdpa", "chunked", "reference")
+    elif not dense:
+        preferred = ("sdpa", *fused, "chunked", "reference")
+    elif dense_is_fine:
+        preferred = (*fused, "sdpa", "chunked", "reference")
     else:
-        preferred = ("chunked", "sdpa", "reference")
+        preferred = (*fused, "chunked", "sdpa", "reference")
     return next(name for name in preferred if _backend(name).refuses(call) is None)
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def _backend(name: str) -> ModuleType:
@@ -141,4 +154,13 @@ def _backend(name: str) -> ModuleType:
         from tisa.attention import flex
 
         return flex
+    if name == "triton":
+        if not _has_triton():
+            raise ModuleNotFoundError(
+                'tisa.attention: backend "triton" needs the package triton, which PyTorch brings '
+                "along on Linux with a GPU; install it, or take another backend"
+            )
+        from tisa.attention import triton
+
+        return triton
     return {"reference": reference, "chunked": chunked, "sdpa": sdpa}[name]

@@ -54,6 +54,14 @@ class ScoringFunction(nn.Module, ABC):
         within `eps`. Computed on the device from the present parameters, without a synchronisation.
         """
 
+    def band(self, dtype: torch.dtype) -> Int32[Tensor, "heads 2"] | None:
+        """Return the band for `tisa.attention` with inputs of that dtype.
+
+        Outside it scores differ from constants by less than a sixteenth of the dtype's rounding,
+        so that leaving them out changes no result more than rounding it does.
+        """
+        return self.support(torch.finfo(dtype).eps / 16)
+
     def forward(
         self,
         query_length: int,

@@ -1,0 +1,83 @@
+"""Tile sizes, by the width of heads and of numbers; benchmarks/tiles.py measures them."""
+
+from dataclasses import dataclass
+
+# In queries.
+TALLEST_TILE = 128
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How one kernel is launched."""
+
+    block_m: int
+    block_n: int
+    num_warps: int = 4
+    num_stages: int = 2
+    # Registers per thread; None leaves it to the compiler.
+    maxnreg: int | None = None
+
+
+@dataclass(frozen=True)
+class Config:
+    """The tiles of every kernel.
+
+    The backward kernels read for each query what a kernel with larger tiles has written, up to the
+    end of its last tile: forward.block_m ≥ query.block_m ≥ key.block_m, and the same for the
+    diagonal kernel unless its tiles are twice as high as wide (it hides rows by itself then).
+    """
+
+    forward: Tiles
+    query: Tiles
+    key: Tiles
+    # With a band, where few diagonals are visited, and without one.
+    diagonal: Tiles
+    all_diagonals: Tiles
+    # One loop in the key kernel, or one over the plain tiles and one over the others.
+    one_key_loop: bool = False
+
+    def __post_init__(self) -> None:
+        assert TALLEST_TILE >= self.forward.block_m >= self.query.block_m >= self.key.block_m
+        for tiles in (self.diagonal, self.all_diagonals):
+            assert tiles.block_n == self.query.block_n
+            assert tiles.block_m in (tiles.block_n, 2 * tiles.block_n)
+
+
+def config(
+    width: int, bytes_per_number: int, keys: int, *, causal: bool, copy_engine: bool
+) -> Config:
+    """Return the tiles for heads of that padded width (16 … 256) and so many keys.
+
+    Without Hopper's copy engine (`copy_engine`) a descriptor is taken apart into addresses, which
+    fill the registers; float32 does, because each product is three. Both take small tiles.
+    """
+    if bytes_per_number == 4 or not copy_engine:
+        size = 16 if bytes_per_number == 4 and width > 64 else 32
+        warps = 8 if bytes_per_number == 4 or width > 64 else 4
+        square = Tiles(size, size, warps, 1)
+        taller = Tiles(max(32, size) if width > 64 else 64, size, 8, 1)
+        return Config(taller, square, square, square, square, one_key_loop=width <= 64)
+    if width <= 64:
+        return Config(
+            forward=Tiles(64, 64 if keys <= 1024 or causal else 128, 4, 2),
+            query=Tiles(64, 64, 4, 3, maxnreg=168),
+            key=Tiles(64, 64, 4, 3, maxnreg=168),
+            diagonal=Tiles(64, 64, 4, 2, maxnreg=168),
+            all_diagonals=Tiles(128, 64, 8, 2, maxnreg=128),
+            # The assembler serialises the matrix units in one loop for other widths.
+            one_key_loop=width == 64,
+        )
+    if width <= 128:
+        return Config(
+            forward=Tiles(128, 64, 4, 2),
+            query=Tiles(64, 64, 4, 2),
+            key=Tiles(64, 64, 4, 2),
+            diagonal=Tiles(64, 64, 4, 3),
+            all_diagonals=Tiles(128, 64, 8, 2),
+        )
+    square = Tiles(64, 64, 8, 1)
+    return Config(Tiles(128, 64, 8, 2), square, square, square, square)
+
+
+# For sequences that fit one tile (small.py), by its height.
+SMALL = {64: Tiles(64, 64, 4, 2), 128: Tiles(128, 128, 8, 2)}

@@ -1,0 +1,325 @@
+"""Tensors in, a plan out: which kernels a backward pass launches; only what is needed."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tisa.attention.triton.backward import key_kernel, query_kernel
+from tisa.attention.triton.configs import SMALL, Tiles
+from tisa.attention.triton.plan import Launch, compiled_as, strides
+from tisa.attention.triton.problem import (
+    Problem,
+    batched,
+    describable,
+    descriptor,
+    row_descriptor,
+    statistics_shape,
+)
+from tisa.attention.triton.scores import TILES, diagonal_kernel, entry_kernel
+from tisa.attention.triton.small import small_kernel
+
+# Entries of the score vector whose gradient one program writes.
+ENTRIES = 64
+# Programs of the kernel for short sequences: one for each multiprocessor of a large GPU.
+SMALL_PROGRAMS = 132
+# Programs that share the diagonals of a head: two for each multiprocessor. They run head after
+# head, and what one head reads stays in the cache; with fewer, heads push each other out.
+DIAGONAL_PROGRAMS = 264
+
+
+class Gradients(NamedTuple):
+    """What the backward pass fills; None is not wanted. Key and value come together."""
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
+    scores: Tensor | None
+
+
+class Upstream(NamedTuple):
+    """What the backward pass is given besides the inputs."""
+
+    grad_output: Tensor
+    grad_statistics: Tensor | None
+    output: Tensor
+    statistics: Tensor
+
+
+def scratch_numbers(problem: Problem, wanted: tuple[bool, bool, bool, bool]) -> int:
+    """Return how many float32 numbers the backward pass needs for itself."""
+    return sum(_scratch(problem, wanted))
+
+
+def _scratch(problem: Problem, wanted: tuple[bool, bool, bool, bool]) -> tuple[int, int, int]:
+    """Return the sizes of delta, the sums of diagonals, and the sums beside the band."""
+    query, key, _, scores = wanted
+    if problem.small and query and key:
+        small = _small_tiles(problem)
+        each = small.block_m // small.block_n * _sums_of_tile(small)
+        return 0, problem.heads * _small_programs(problem) * each if scores else 0, 0
+    _, rows, places = statistics_shape(problem.inputs.query, problem.inputs.cu_seqlens)
+    sums = sides = 0
+    if scores:
+        sums = problem.heads * _slots(problem) * _sums_of_tile(problem.diagonal)
+        if problem.inputs.band is not None:
+            tiles = problem.count(problem.tiles.query.block_m)
+            sides = tiles * problem.sequences * problem.heads * 2
+    return rows * places, (sums + 31) // 32 * 32, sides
+
+
+def backward(
+    problem: Problem, upstream: Upstream, gradients: Gradients, scratch: Tensor
+) -> list[Launch]:
+    """Return what fills the gradients that are wanted, and nothing else."""
+    if problem.packed:
+        upstream = upstream._replace(
+            grad_output=batched(upstream.grad_output), output=batched(upstream.output)
+        )
+        query, key, value = (None if g is None else batched(g) for g in gradients[:3])
+        gradients = Gradients(query, key, value, gradients.scores)
+    wanted = tuple(g is not None for g in gradients)
+    delta, sums, sides = scratch.split(_scratch(problem, wanted))  # type: ignore[arg-type]
+    if problem.small and gradients.query is not None and gradients.key is not None:
+        return _small(problem, upstream, gradients, sums)
+    delta = delta.view(upstream.statistics.shape[1:])
+    on_sides = sides if sides.numel() else None
+    launches = [_query(problem, upstream, delta, gradients.query, on_sides)]
+    if gradients.key is not None and gradients.value is not None:
+        launches.append(_key(problem, upstream, delta, gradients.key, gradients.value))
+    if gradients.scores is not None:
+        launches += _scores(problem, upstream, delta, sums, on_sides, gradients.scores)
+    return launches
+
+
+def _query(
+    problem: Problem,
+    upstream: Upstream,
+    delta: Tensor,
+    grad_query: Tensor | None,
+    sides: Tensor | None,
+) -> Launch:
+    tiles, statistics = problem.tiles.query, upstream.statistics
+    count = problem.count(tiles.block_m)
+    arguments = dict(
+        query=problem.read("query", tiles.block_m),
+        key=problem.read("key", tiles.block_n),
+        value=problem.read("value", tiles.block_n),
+        output=descriptor(upstream.output, tiles.block_m, problem.value_dim),
+        grad_output=descriptor(upstream.grad_output, tiles.block_m, problem.value_dim),
+        grad_statistics=upstream.grad_statistics,
+        statistics=statistics,
+        statistics_row=statistics.shape[2],
+        statistics_size=statistics[0].numel(),
+        delta=delta,
+        grad_query=grad_query,
+        **strides("grad", grad_query),
+        sides=sides,
+        heads=problem.heads,
+        tiles=count,
+        scale=problem.inputs.scale,
+        BLOCK_M=tiles.block_m,
+        BLOCK_N=tiles.block_n,
+        WIDTH=problem.width,
+        RAGGED=problem.ragged(tiles.block_n),
+        BACKWARDS=problem.inputs.right is not None,
+        BOTH_SIDES=upstream.grad_statistics is not None,
+        DIAGONAL_M=problem.diagonal.block_m,
+        **problem.common,
+        **problem.arithmetic,
+        **compiled_as(tiles),
+    )
+    return Launch(query_kernel, count * problem.sequences * problem.heads, arguments)
+
+
+def _key(
+    problem: Problem, upstream: Upstream, delta: Tensor, grad_key: Tensor, grad_value: Tensor
+) -> Launch:
+    tiles, mask = problem.tiles.key, problem.inputs.mask
+    # A dense mask takes the registers that one loop saves.
+    dense = mask is not None and mask.shape[2] > 1
+    one_loop = problem.tiles.one_key_loop and problem.inputs.scores is not None and not dense
+    if not one_loop:
+        tiles = replace(tiles, maxnreg=None)
+    count = problem.count(tiles.block_n, keys=True)
+    arguments = dict(
+        query=problem.read("query", tiles.block_m),
+        key=problem.read("key", tiles.block_n),
+        value=problem.read("value", tiles.block_n),
+        grad_output=descriptor(upstream.grad_output, tiles.block_m, problem.value_dim),
+        **_rows(upstream.statistics, delta, tiles.block_m),
+        grad_key=grad_key,
+        grad_value=grad_value,
+        **strides("grad_key", grad_key),
+        **strides("grad_value", grad_value),
+        key_heads=problem.key_heads,
+        tiles=count,
+        scale=problem.inputs.scale,
+        BLOCK_M=tiles.block_m,
+        BLOCK_N=tiles.block_n,
+        WIDTH=problem.width,
+        VALUE_WIDTH=problem.value_width,
+        ONE_LOOP=one_loop,
+        **problem.common,
+        **problem.arithmetic,
+        **compiled_as(tiles),
+    )
+    return Launch(key_kernel, count * problem.sequences * problem.key_heads, arguments)
+
+
+def _scores(
+    problem: Problem,
+    upstream: Upstream,
+    delta: Tensor,
+    sums: Tensor,
+    sides: Tensor | None,
+    grad_scores: Tensor,
+) -> list[Launch]:
+    tiles, programs = problem.diagonal, _diagonal_programs(problem)
+    high, wide = tiles.block_m, tiles.block_n
+    arguments = dict(
+        query=problem.read("query", high),
+        key=problem.read("key", wide),
+        value=problem.read("value", wide),
+        grad_output=descriptor(upstream.grad_output, high, problem.value_dim),
+        **_rows(upstream.statistics, delta, high),
+        sums=sums,
+        heads=problem.heads,
+        sequences=problem.sequences,
+        programs=programs,
+        slots=_slots(problem),
+        scale=problem.inputs.scale,
+        BLOCK_M=high,
+        BLOCK_N=wide,
+        RAGGED=problem.ragged(wide) or problem.queries % high != 0,
+        **problem.common,
+        **problem.arithmetic,
+        **compiled_as(tiles),
+    )
+    return [
+        Launch(diagonal_kernel, problem.heads * programs, arguments),
+        _entries(
+            problem, tiles, sums, sides, grad_scores, programs, _slots(problem),
+            both_sides=upstream.grad_statistics is not None,
+        ),
+    ]  # fmt: skip
+
+
+def _entries(
+    problem: Problem,
+    tiles: Tiles,
+    sums: Tensor,
+    sides: Tensor | None,
+    grad_scores: Tensor,
+    programs: int,
+    slots: int,
+    *,
+    one_tile: bool = False,
+    both_sides: bool = False,
+) -> Launch:
+    places = problem.places
+    arguments = dict(
+        sums=sums,
+        sides=sides,
+        grad_scores=grad_scores,
+        heads=problem.heads,
+        sequences=problem.sequences,
+        tiles=problem.count(problem.tiles.query.block_m),
+        programs=programs,
+        slots=slots,
+        BLOCK_M=tiles.block_m,
+        BLOCK_N=tiles.block_n,
+        ENTRIES=ENTRIES,
+        ONE_TILE=one_tile,
+        BOTH_SIDES=both_sides,
+        **places,
+    )
+    return Launch(entry_kernel, problem.heads * triton.cdiv(places["span"], ENTRIES), arguments)
+
+
+def _small(
+    problem: Problem, upstream: Upstream, gradients: Gradients, sums: Tensor
+) -> list[Launch]:
+    tiles, programs = _small_tiles(problem), _small_programs(problem)
+    block, scores = tiles.block_m, gradients.scores
+    grad_query, grad_key, grad_value = gradients[:3]
+    assert grad_query is not None
+    assert grad_key is not None
+    assert grad_value is not None
+    whole = not problem.packed and all(map(describable, (grad_query, grad_key, grad_value)))
+
+    def written(tensor: Tensor, rows: int, width: int) -> Tensor | TensorDescriptor:
+        return descriptor(tensor, rows, width) if whole else tensor
+
+    arguments = dict(
+        query=problem.read("query", block),
+        key=problem.read("key", tiles.block_n),
+        value=problem.read("value", tiles.block_n),
+        output=descriptor(upstream.output, block, problem.value_dim),
+        grad_output=descriptor(upstream.grad_output, block, problem.value_dim),
+        grad_statistics=upstream.grad_statistics,
+        statistics=upstream.statistics,
+        statistics_row=upstream.statistics.shape[2],
+        grad_query=written(grad_query, block, problem.dim),
+        grad_key=written(grad_key, tiles.block_n, problem.dim),
+        grad_value=written(grad_value, tiles.block_n, problem.value_dim),
+        **strides("grad_query", grad_query),
+        **strides("grad_key", grad_key),
+        **strides("grad_value", grad_value),
+        sums=None if scores is None else sums,
+        heads=problem.heads,
+        sequences=problem.sequences,
+        programs=programs,
+        scale=problem.inputs.scale,
+        BLOCK=block,
+        HALF=tiles.block_n,
+        WIDTH=problem.width,
+        VALUE_WIDTH=problem.value_width,
+        RAGGED=problem.ragged(block),
+        WHOLE=whole,
+        **problem.common,
+        **compiled_as(tiles),
+    )
+    launches = [Launch(small_kernel, problem.heads * programs, arguments)]
+    if scores is not None:
+        slots = programs * (block // tiles.block_n)
+        launches.append(
+            _entries(problem, tiles, sums, None, scores, programs, slots, one_tile=True)
+        )
+    return launches
+
+
+def _small_tiles(problem: Problem) -> Tiles:
+    return SMALL[64 if max(problem.queries, problem.keys) <= 64 else 128]
+
+
+def _small_programs(problem: Problem) -> int:
+    return max(1, min(problem.sequences, SMALL_PROGRAMS // problem.heads))
+
+
+def _rows(statistics: Tensor, delta: Tensor, rows: int) -> dict[str, TensorDescriptor | None]:
+    two = statistics.shape[0] == 2
+    return {
+        "statistics": row_descriptor(statistics[0], rows),
+        "log_weights": row_descriptor(statistics[1], rows) if two else None,
+        "delta": row_descriptor(delta, rows),
+    }
+
+
+def _sums_of_tile(tiles: Tiles) -> int:
+    return (tiles.block_m // tiles.block_n + 1) * tiles.block_n
+
+
+def _slots(problem: Problem) -> int:
+    tiles = problem.diagonal
+    ratio = tiles.block_m // tiles.block_n
+    diagonals = problem.count(tiles.block_m) * ratio + problem.count(tiles.block_n, keys=True)
+    return max(_diagonal_programs(problem), diagonals)
+
+
+def _diagonal_programs(problem: Problem) -> int:
+    high, wide = problem.diagonal.block_m, problem.diagonal.block_n
+    tiles = problem.count(high) * problem.count(wide, keys=True) * problem.sequences
+    return min(DIAGONAL_PROGRAMS, triton.cdiv(tiles, TILES.value))
