@@ -12,6 +12,8 @@ query, key, value and of those parameters. Contenders:
 A contender runs in a case only after its numbers there have been checked against float64. Rounds
 are interleaved, so that all contenders meet the same moods of the machine; only ratios within one
 run mean anything. Needs torch alone.
+
+On a GPU, `benchmarks/fused.py` compares what trains a score vector there, kernel by kernel.
 """
 
 import argparse
@@ -34,7 +36,7 @@ import tisa
 RESULTS = Path(__file__).parent / "results"
 LIMIT = "sdpa, no positions"
 DENSE = "author's dense"
-BACKENDS = ("reference", "chunked", "sdpa", "flex")
+BACKENDS = ("reference", "chunked", "sdpa", "flex", "triton")
 CONTENDERS = (LIMIT, DENSE, *BACKENDS)
 CHECKED_ROWS = 16
 

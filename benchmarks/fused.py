@@ -335,6 +335,52 @@ def table(record: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def draw(record: dict, path: Path) -> None:
+    """Write a figure: time of a step against the length, relative to no positions at all."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    styles = {
+        AUTHOR: ("#8c564b", "D"), BIAS: ("#7f7f7f", "s"), FLEX: ("#e69f00", "^"),
+        FLASH: ("#56b4e9", "v"), "triton, no band": ("#cc79a7", "o"),
+        "triton, band 256": ("#009e73", "o"), "triton, band 64": ("#d55e00", "o"),
+        CUDNN: ("black", ""),
+    }  # fmt: skip
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True)
+    for axis, way in zip(axes, ("graph", "eager"), strict=True):
+        rows = [
+            r for r in record["rows"]
+            if r["mode"] != "forward" and not r["case"]["is_causal"] and r["case"]["dim"] == 64
+            and way in r
+        ]  # fmt: skip
+        limit = {r["case"]["length"]: r[way]["p50"] for r in rows if r["contender"] == CUDNN}
+        for name, (colour, marker) in styles.items():
+            found = sorted(
+                (r["case"]["length"], r[way]["p50"] / limit[r["case"]["length"]])
+                for r in rows if r["contender"] == name
+            )  # fmt: skip
+            if found:
+                axis.plot(*zip(*found, strict=True), color=colour, marker=marker, label=name)
+        axis.set(xscale="log", yscale="log", xlabel="tokens in a sequence")
+        lengths = sorted(limit)
+        axis.set_xticks(lengths, [f"{n:,}" for n in lengths])
+        axis.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+        axis.set_title("kernels alone (CUDA graph)" if way == "graph" else "as called (eager)")
+    axes[0].set_ylabel("time of a training step\n× attention without positions")
+    axes[1].legend(fontsize=8, frameon=False)
+    figure.suptitle(
+        f"Attention with a trained score per offset: {record['device']}, bfloat16, "
+        "12 heads of 64, 16,384 tokens (32,768 in the last)", fontsize=10,
+    )  # fmt: skip
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the result files")
@@ -342,7 +388,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(GROUPS), choices=GROUPS)
     parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out")
     parser.add_argument("--commit", default="unknown", help="what is measured")
+    parser.add_argument("--draw", nargs=2, type=Path, metavar=("RECORD", "FIGURE"),
+                        help="measure nothing, draw a record")  # fmt: skip
     arguments = parser.parse_args()
+    if arguments.draw:
+        draw(json.loads(arguments.draw[0].read_text()), arguments.draw[1])
+        return
     record = {
         "date": datetime.now(UTC).date().isoformat(),
         "device": torch.cuda.get_device_name(),

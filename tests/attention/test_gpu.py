@@ -16,9 +16,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-BACKENDS = ["reference", "chunked", "sdpa", "flex"]
+BACKENDS = ["reference", "chunked", "sdpa", "triton", "flex"]
 # Relative, in the Euclidean norm.
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 def results(case, backend, device, dtype):
@@ -49,8 +49,9 @@ def wide(case):
 @pytest.mark.parametrize(
     ("backend", "dtype"),
     [
-        *[(backend, torch.float32) for backend in BACKENDS[:3]],
+        *[(backend, torch.float32) for backend in BACKENDS[:4]],
         *[(backend, torch.bfloat16) for backend in BACKENDS],
+        ("triton", torch.float16),
     ],
     ids=str,
 )
@@ -70,7 +71,7 @@ def test_values_and_gradients(backend, dtype, case):
         assert (got - want).norm() <= tolerance * max(want.norm(), 0.1 * scale)
 
 
-@pytest.mark.parametrize("backend", ["reference", "chunked", "flex"])
+@pytest.mark.parametrize("backend", ["reference", "chunked", "triton", "flex"])
 def test_log_sum_exp_and_its_gradient(backend):
     torch.compiler.reset()
     results = []
@@ -95,7 +96,7 @@ def small(device="cuda", dtype=torch.bfloat16, length=200):
     return qkv, tisa.TISA(4).to(device)
 
 
-@pytest.mark.parametrize("backend", ["reference", "chunked", "sdpa"])
+@pytest.mark.parametrize("backend", ["reference", "chunked", "sdpa", "triton"])
 def test_nothing_waits_for_the_device(backend):
     qkv, scoring = small()
     qkv = [x.requires_grad_() for x in qkv]
@@ -113,7 +114,7 @@ def test_nothing_waits_for_the_device(backend):
 
 
 @pytest.mark.parametrize("scoring", [tisa.TISA, tisa.T5Buckets])
-@pytest.mark.parametrize("backend", ["reference", "chunked", "sdpa"])
+@pytest.mark.parametrize("backend", ["reference", "chunked", "sdpa", "triton"])
 def test_a_captured_graph_follows_the_parameters_and_their_band(backend, scoring):
     qkv, _ = small(dtype=torch.float32)
     scoring = scoring(4).cuda()
@@ -138,7 +139,7 @@ def test_a_captured_graph_follows_the_parameters_and_their_band(backend, scoring
                                    rtol=1e-3, atol=1e-3)  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", ["reference", "chunked", "sdpa"])
+@pytest.mark.parametrize("backend", ["reference", "chunked", "sdpa", "triton"])
 def test_compiled_by_inductor(backend):
     torch.compiler.reset()
     scoring = tisa.TISA(4).cuda()
@@ -152,10 +153,11 @@ def test_compiled_by_inductor(backend):
         torch.testing.assert_close(compiled(*qkv), run(*qkv), rtol=1e-4, atol=1e-4)
 
 
-def test_compiled_dropout_drops_what_eager_dropout_drops():
+@pytest.mark.parametrize("backend", ["chunked", "triton"])
+def test_compiled_dropout_drops_what_eager_dropout_drops(backend):
     torch.compiler.reset()
     qkv, scoring = small(dtype=torch.float32)
-    run = lambda: tisa.attention(*qkv, scoring(200), dropout_p=0.5, backend="chunked")  # noqa: E731
+    run = lambda: tisa.attention(*qkv, scoring(200), dropout_p=0.5, backend=backend)  # noqa: E731
     compiled = torch.compile(run, fullgraph=True)
     torch.manual_seed(4)
     expected = run()
@@ -163,21 +165,24 @@ def test_compiled_dropout_drops_what_eager_dropout_drops():
     torch.testing.assert_close(compiled(), expected)
 
 
-def test_chunked_is_bit_identical_over_runs():
-    qkv, scoring = small()
+@pytest.mark.parametrize("backend", ["chunked", "triton"])
+@pytest.mark.parametrize("length", [100, 1000])
+def test_bit_identical_over_runs(backend, length):
+    qkv, scoring = small(length=length)
     qkv = [x.requires_grad_() for x in qkv]
 
     def run():
-        out = tisa.attention(*qkv, scoring(200), backend="chunked")
+        band = scoring.band(torch.bfloat16)
+        out = tisa.attention(*qkv, scoring(length), band=band, backend=backend)
         return [out, *torch.autograd.grad(out.sum(), [*qkv, *scoring.parameters()])]
 
     first = run()
-    for _ in range(5):
+    for _ in range(10):
         assert all(torch.equal(a, b) for a, b in zip(first, run(), strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("backend", ["reference", "chunked", "sdpa", "auto"])
+@pytest.mark.parametrize("backend", ["reference", "chunked", "sdpa", "triton", "auto"])
 def test_autocast(backend, dtype):
     qkv, scoring = small(dtype=torch.float32)
     qkv = [x.requires_grad_() for x in qkv]

@@ -1,6 +1,5 @@
 """The operator: validate, choose a backend, call it."""
 
-from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -15,6 +14,8 @@ from tisa.shapes import Bool, Float, Int, Int32, Tensor
 
 BACKENDS = ("reference", "chunked", "sdpa", "flex", "triton")
 GPUS = ("cuda", "xpu")
+# Asked once, here: a compiled graph cannot ask.
+HAS_TRITON = find_spec("triton") is not None
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -126,7 +127,7 @@ def choose_backend(call: Call) -> str:
     dense_is_fine = (
         device != "cpu" and call.query.dtype not in HALF and sdpa.dense_elements(call) <= 2**28
     )
-    fused = ("triton",) if device in GPUS and _has_triton() else ()
+    fused = ("triton",) if device in GPUS and HAS_TRITON else ()
     if torch.compiler.is_exporting():
         preferred = ("sdpa", "reference", "chunked")
     elif not dense:
@@ -136,11 +137,6 @@ def choose_backend(call: Call) -> str:
     else:
         preferred = (*fused, "chunked", "sdpa", "reference")
     return next(name for name in preferred if _backend(name).refuses(call) is None)
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def _backend(name: str) -> ModuleType:
@@ -155,7 +151,7 @@ def _backend(name: str) -> ModuleType:
 
         return flex
     if name == "triton":
-        if not _has_triton():
+        if not HAS_TRITON:
             raise ModuleNotFoundError(
                 'tisa.attention: backend "triton" needs the package triton, which PyTorch brings '
                 "along on Linux with a GPU; install it, or take another backend"

@@ -60,8 +60,11 @@ def attend(call: Call) -> tuple[Tensor, Tensor | None]:
     if scores is not None and call.query.dtype == torch.float32:
         # Scores enter only by their differences. Taken from the highest, those that count are
         # small, and keep the digits that the backward pass needs to find the same weights again.
-        top = scores.detach().amax(-1, keepdim=True)
-        top = torch.where(top == -torch.inf, 0.0, top)
+        with torch.no_grad():
+            seen = call.offset_logits()
+            assert seen is not None
+            top = seen.amax(-1, keepdim=True)
+            top = torch.where(top == -torch.inf, 0.0, top)
         scores = scores - top
     output, statistics = operators.attend(
         call.query,

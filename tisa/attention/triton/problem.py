@@ -119,7 +119,11 @@ class Problem:
     @property
     def arithmetic(self) -> dict[str, Any]:
         """How numbers are multiplied, and what the forward pass keeps of each query."""
-        return dict(GROUP=self.group, SPLIT=not self.half, PRECISION=precision(self.query.dtype))
+        return dict(
+            GROUP=self.group,
+            SPLIT=not self.half,
+            PRECISION=precision(self.query.dtype, max(self.dim, self.value_dim)),
+        )
 
     def read(self, name: str, rows: int) -> TensorDescriptor:
         """Return a descriptor of query, key or value in tiles of that many rows."""
@@ -167,10 +171,13 @@ def padded_width(width: int) -> int:
     return max(16, triton.next_power_of_2(width))
 
 
-def precision(dtype: torch.dtype) -> str:
-    """Return how float32 is multiplied: as PyTorch's own products are set to."""
+def precision(dtype: torch.dtype, width: int) -> str:
+    """Return how float32 is multiplied: as PyTorch's own products are set to.
+
+    Three tf32 products are as exact as one in float32, but for sums over more than 128 numbers.
+    """
     if dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
-        return "tf32x3"
+        return "tf32x3" if width <= 128 else "ieee"
     return "tf32"
 
 
