@@ -36,7 +36,7 @@ import tisa
 RESULTS = Path(__file__).parent / "results"
 LIMIT = "sdpa, no positions"
 DENSE = "author's dense"
-BACKENDS = ("reference", "chunked", "sdpa", "flex", "triton")
+BACKENDS = ("reference", "chunked", "sdpa", "flex")
 CONTENDERS = (LIMIT, DENSE, *BACKENDS)
 CHECKED_ROWS = 16
 

@@ -12,6 +12,7 @@ from tisa.attention.triton.tiles import (
     LOG2E,
     add_mask,
     band_distances,
+    band_ends,
     edge_scores,
     hide,
     kept,
@@ -60,8 +61,12 @@ def query_kernel(
             tl.store(sides + tl.program_id(0) * 2 + 1, 0.0)
         return
     key_head = head // GROUP
+    one, other = band_ends(band, head)
     i = i0 + tl.arange(0, BLOCK_M)
     places = row.to(tl.int64) * statistics_row + row_start + i
+    norm = tl.load(statistics + places)
+    if SPLIT:
+        log_weight = tl.load(statistics + statistics_size + places)
     o = tl.reshape(output.load([batch, head, token + i0, 0]), [BLOCK_M, VALUE_DIM])
     grad = tl.reshape(grad_output.load([batch, head, token + i0, 0]), [BLOCK_M, VALUE_DIM])
     dot = tl.sum(o.to(tl.float32) * grad.to(tl.float32), 1)
@@ -74,15 +79,12 @@ def query_kernel(
         return
 
     near, far = visible_distances(start, left, right)
-    low, high = band_distances(scores, band, head, start, shift, span)
+    low, high = band_distances(scores, band, one, other, start, shift, span)
     below, above = edge_scores(scores, head, low, high, shift, span)
     first, a, b, c, d, last = ranges(i0, keys, near, far, low, high, BLOCK_M, BLOCK_N)
     if mask is not None:
         mask += batch.to(tl.int64) * mask_b + head.to(tl.int64) * mask_h
     q = tl.reshape(query.load([batch, head, token + i0, 0]), [BLOCK_M, DIM])
-    norm = tl.load(statistics + places)
-    if SPLIT:
-        log_weight = tl.load(statistics + statistics_size + places)
     scale2 = scale * LOG2E
     top = i0 // DIAGONAL_M * DIAGONAL_M
     total = tl.zeros([BLOCK_M, DIM], tl.float32)
@@ -162,7 +164,8 @@ def add_scores(
 
 @triton.jit
 def key_kernel_head(
-    grad_k, grad_v, k, v, query, grad_output, scores, band, mask, seed, statistics, log_weights,
+    grad_k, grad_v, k, v, query, grad_output, scores, band, one, other, mask, seed,
+    statistics, log_weights,
     delta, batch, token, row, row_start, head, j0, queries, keys, start, left, right, shift, span,
     mask_b, mask_h, mask_q, mask_k, scale2, threshold, kept_scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
@@ -171,7 +174,7 @@ def key_kernel_head(
 ):  # fmt: skip
     """Return the gradients of one tile of keys and values with one query head's part added."""
     near, far = visible_distances(start, left, right)
-    low, high = band_distances(scores, band, head, start, shift, span)
+    low, high = band_distances(scores, band, one, other, start, shift, span)
     below, above = edge_scores(scores, head, low, high, shift, span)
     # Down a column distances fall: what is above the band comes first.
     first, a, b, c, d, last = ranges(j0, queries, -far, -near, -high, -low, BLOCK_N, BLOCK_M)
@@ -264,6 +267,7 @@ def key_kernel(
     j0 = tile * BLOCK_N
     if j0 >= keys:
         return
+    one, other = band_ends(band, key_head * GROUP)
     k = tl.reshape(key.load([batch, key_head, token + j0, 0]), [BLOCK_N, DIM])
     v = tl.reshape(value.load([batch, key_head, token + j0, 0]), [BLOCK_N, VALUE_DIM])
     grad_k = tl.zeros([BLOCK_N, DIM], tl.float32)
@@ -272,20 +276,23 @@ def key_kernel(
     if GROUP == 1:
         row = key_head if cu_seqlens is not None else unit
         grad_k, grad_v = key_kernel_head(
-            grad_k, grad_v, k, v, query, grad_output, scores, band, mask, seed, statistics,
-            log_weights, delta, batch, token, row, row_start, key_head, j0, queries, keys, start,
-            left, right, shift, span, mask_b, mask_h, mask_q, mask_k, scale2, threshold,
-            kept_scale, BLOCK_M, BLOCK_N, DIM, VALUE_DIM, KEY_MASK, ONE_LOOP, SPLIT, PRECISION,
+            grad_k, grad_v, k, v, query, grad_output, scores, band, one, other, mask, seed,
+            statistics, log_weights, delta, batch, token, row, row_start, key_head, j0, queries,
+            keys, start, left, right, shift, span, mask_b, mask_h, mask_q, mask_k, scale2,
+            threshold, kept_scale, BLOCK_M, BLOCK_N, DIM, VALUE_DIM, KEY_MASK, ONE_LOOP, SPLIT,
+            PRECISION,
         )  # fmt: skip
     else:
         for member in tl.range(0, GROUP):
             head = key_head * GROUP + member
+            one, other = band_ends(band, head)
             row = head if cu_seqlens is not None else sequence * key_heads * GROUP + head
             grad_k, grad_v = key_kernel_head(
-                grad_k, grad_v, k, v, query, grad_output, scores, band, mask, seed, statistics,
-                log_weights, delta, batch, token, row, row_start, head, j0, queries, keys, start,
-                left, right, shift, span, mask_b, mask_h, mask_q, mask_k, scale2, threshold,
-                kept_scale, BLOCK_M, BLOCK_N, DIM, VALUE_DIM, KEY_MASK, ONE_LOOP, SPLIT, PRECISION,
+                grad_k, grad_v, k, v, query, grad_output, scores, band, one, other, mask, seed,
+                statistics, log_weights, delta, batch, token, row, row_start, head, j0, queries,
+                keys, start, left, right, shift, span, mask_b, mask_h, mask_q, mask_k, scale2,
+                threshold, kept_scale, BLOCK_M, BLOCK_N, DIM, VALUE_DIM, KEY_MASK, ONE_LOOP,
+                SPLIT, PRECISION,
             )  # fmt: skip
 
     j = j0 + tl.arange(0, BLOCK_N)

@@ -6,6 +6,7 @@ import triton.language as tl
 from tisa.attention.triton.tiles import (
     add_mask,
     band_distances,
+    band_ends,
     edge_scores,
     hide,
     kept,
@@ -49,16 +50,16 @@ def forward_kernel(
     if i0 >= queries:
         return
     key_head = head // GROUP
-    near, far = visible_distances(start, left, right)
-    low, high = band_distances(scores, band, head, start, shift, span)
-    below, above = edge_scores(scores, head, low, high, shift, span)
-    first, a, b, c, d, last = ranges(i0, keys, near, far, low, high, BLOCK_M, BLOCK_N)
+    one, other = band_ends(band, head)
     if mask is not None:
         mask += batch.to(tl.int64) * mask_b + head.to(tl.int64) * mask_h
-
     q = tl.reshape(query.load([batch, head, token + i0, 0]), [BLOCK_M, DIM])
     if NEGATIVE:
         q = -q
+    near, far = visible_distances(start, left, right)
+    low, high = band_distances(scores, band, one, other, start, shift, span)
+    below, above = edge_scores(scores, head, low, high, shift, span)
+    first, a, b, c, d, last = ranges(i0, keys, near, far, low, high, BLOCK_M, BLOCK_N)
     total = tl.zeros([BLOCK_M, VALUE_DIM], tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], -float("inf"), tl.float32)

@@ -18,6 +18,7 @@ from tisa.attention.triton.tiles import (
     LOG2E,
     add_mask,
     band_distances,
+    band_ends,
     kept,
     place,
     score_window,
@@ -76,7 +77,8 @@ def diagonal_kernel(
     if start_pointer is not None:
         start = tl.load(start_pointer).to(tl.int32)
     near, far = visible_distances(start, left, right)
-    low, high = band_distances(scores, band, head, start, shift, span)
+    one, other = band_ends(band, head)
+    low, high = band_distances(scores, band, one, other, start, shift, span)
     first, count, shares = _diagonals(
         low, high, near, far, queries, keys, sequences, programs, BLOCK_M, BLOCK_N
     )
@@ -203,7 +205,8 @@ def entry_kernel(
     if start_pointer is not None:
         start = tl.load(start_pointer).to(tl.int32)
     near, far = visible_distances(start, left, right)
-    low, high = band_distances(scores, band, head, start, shift, span)
+    one, other = band_ends(band, head)
+    low, high = band_distances(scores, band, one, other, start, shift, span)
     if ONE_TILE:
         first, count, shares = 0, BLOCK_M // BLOCK_N, programs
     else:

@@ -14,6 +14,7 @@ from tisa.attention.triton.tiles import (
     LOG2E,
     add_mask,
     band_distances,
+    band_ends,
     hide,
     kept,
     place,
@@ -44,6 +45,7 @@ def small_kernel(
     where a tile reaches into the next one.
     """
     head = tl.program_id(0) // programs
+    one, other = band_ends(band, head)
     scale2 = scale * LOG2E
     i = tl.arange(0, BLOCK)
     j = tl.arange(0, HALF)
@@ -74,7 +76,7 @@ def small_kernel(
             v = tl.reshape(value.load([batch, head, token + j0, 0]), [HALF, VALUE_DIM])
             logits = tl.dot(q, tl.trans(k)) * scale2
             if scores is not None:
-                low, high = band_distances(scores, band, head, begin, shift, span)
+                low, high = band_distances(scores, band, one, other, begin, shift, span)
                 window = score_window(scores, head, j0, low, high, shift, span, BLOCK, HALF, False)
                 logits += spread(window, BLOCK, HALF, False)
             logits = hide(logits, 0, j0, keys, near, far, left, right, BLOCK, HALF, False, RAGGED)

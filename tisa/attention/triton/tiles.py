@@ -59,7 +59,21 @@ def visible_distances(start, left, right):
 
 
 @triton.jit
-def band_distances(scores, band, head, start, shift, span):
+def band_ends(band, head):
+    """Return the ends of a head's band as they stand in memory.
+
+    Kernels load them first of all and read them last: other loads run meanwhile.
+    """
+    one = 0
+    other = 0
+    if band is not None:
+        one = tl.load(band + head * 2)
+        other = tl.load(band + head * 2 + 1)
+    return one, other
+
+
+@triton.jit
+def band_distances(scores, band, one, other, start, shift, span):
     """Return the distances at the band's ends, within the vector."""
     low = FARTHEST
     high = -FARTHEST
@@ -67,8 +81,6 @@ def band_distances(scores, band, head, start, shift, span):
         low = -shift
         high = span - 1 - shift
         if band is not None:
-            one = tl.load(band + head * 2)
-            other = tl.load(band + head * 2 + 1)
             # The band may stand anywhere: in int64, no sum overflows.
             at_low = tl.minimum(one, other).to(tl.int64) + start
             at_high = tl.maximum(one, other).to(tl.int64) + start
