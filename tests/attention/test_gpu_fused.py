@@ -284,3 +284,20 @@ def test_auto_takes_it():
     finally:
         api.choose_backend = choose
     assert chosen == ["triton", "sdpa"]
+
+
+def test_auto_takes_it_in_a_compiled_graph():
+    torch.compiler.reset()
+    targets = []
+
+    def looking(graph, _):
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    scoring = tisa.TISA(2).cuda()
+    run = torch.compile(
+        lambda x: tisa.attention(x, x, x, scoring(300), band=scoring.band(x.dtype)),
+        fullgraph=True, backend=looking,
+    )  # fmt: skip
+    run(torch.randn(1, 2, 300, 64, device="cuda").bfloat16())
+    assert any("triton_forward" in target for target in targets), targets

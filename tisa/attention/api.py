@@ -7,7 +7,7 @@ import torch
 
 from tisa.attention import chunked, reference, sdpa
 from tisa.attention.call import Call
-from tisa.attention.context import without_autocast
+from tisa.attention.context import exporting, without_autocast
 from tisa.attention.validation import checked_call
 from tisa.offsets import Window
 from tisa.shapes import Bool, Float, Int, Int32, Tensor
@@ -128,7 +128,7 @@ def choose_backend(call: Call) -> str:
         device != "cpu" and call.query.dtype not in HALF and sdpa.dense_elements(call) <= 2**28
     )
     fused = ("triton",) if device in GPUS and HAS_TRITON else ()
-    if torch.compiler.is_exporting():
+    if exporting():
         preferred = ("sdpa", "reference", "chunked")
     elif not dense:
         preferred = ("sdpa", *fused, "chunked", "reference")

@@ -26,6 +26,12 @@ def transformed() -> bool:
     return forward_mode() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def exporting() -> bool:
+    """Whether the graph is made for torch.export, to be run without this package."""
+    # Not torch.compiler.is_exporting(): up to PyTorch 2.11 a graph for torch.compile is told "yes".
+    return torch.compiler._is_exporting_flag
+
+
 def autocast_enabled(device: torch.device) -> bool:
     """Whether autocast is on for that device; asking for "meta" is an error."""
     return device.type != "meta" and torch.is_autocast_enabled(device.type)

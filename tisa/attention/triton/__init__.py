@@ -42,9 +42,13 @@ def refuses(call: Call) -> str | None:
     return None
 
 
+# Asked once, here: a compiled graph cannot ask.
+_INTERPRETED = not hasattr(forward_kernel, "device_caches")
+
+
 def interpreted() -> bool:
     """Whether Triton runs its kernels in Python, on any device."""
-    return not hasattr(forward_kernel, "device_caches")
+    return _INTERPRETED
 
 
 def _new_enough(device: torch.device) -> bool:
