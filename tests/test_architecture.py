@@ -168,3 +168,29 @@ def test_the_numbers_in_the_readme_are_those_of_the_record():
     # What the operator promises (issue: chunked at most 1.5 × sdpa's time, a tenth of the memory).
     assert rows["chunked"]["ms"]["p50"] <= 1.5 * rows["sdpa"]["ms"]["p50"]
     assert rows["chunked"]["peak_bytes"] <= rows["reference"]["peak_bytes"] / 10
+
+
+def test_the_table_of_capabilities_is_what_the_backends_say():
+    pytest.importorskip("triton", reason="asks the fused backend too")
+    answer = subprocess.run(
+        [sys.executable, "docs/capabilities.py"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout in (ROOT / "docs/attention.md").read_text()
+
+
+def test_the_gpu_numbers_in_the_readme_are_those_of_the_record():
+    """The table of the fused kernels is the newest record's."""
+    import json
+
+    record = json.loads(max((ROOT / "benchmarks/results").glob("*-fused-gpu.json")).read_text())
+    found = {
+        (row["contender"], row["case"]["length"]): row["graph"]["p50"]
+        for row in record["rows"]
+        if row["mode"] != "forward" and row["case"]["dim"] == 64 and "graph" in row
+        and not row["case"]["is_causal"] and row["case"]["queries"] is None
+    }  # fmt: skip
+    for (name, length), time in found.items():
+        if length >= 512:
+            cell = f"{time:.3g} ({time / found['cuDNN, no positions', length]:.2f} ×)"
+            assert any(name in line and cell in line for line in README.splitlines()), (name, cell)

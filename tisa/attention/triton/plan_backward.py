@@ -125,7 +125,7 @@ def _query(
         WIDTH=problem.width,
         RAGGED=problem.ragged(tiles.block_n),
         BACKWARDS=problem.inputs.right is not None,
-        BOTH_SIDES=upstream.grad_statistics is not None,
+        BOTH_SIDES=_both_sides(problem, upstream),
         DIAGONAL_M=problem.diagonal.block_m,
         **problem.common,
         **problem.arithmetic,
@@ -202,7 +202,7 @@ def _scores(
         Launch(diagonal_kernel, problem.heads * programs, arguments),
         _entries(
             problem, tiles, sums, sides, grad_scores, programs, _slots(problem),
-            both_sides=upstream.grad_statistics is not None,
+            both_sides=_both_sides(problem, upstream),
         ),
     ]  # fmt: skip
 
@@ -297,6 +297,12 @@ def _small_tiles(problem: Problem) -> Tiles:
 
 def _small_programs(problem: Problem) -> int:
     return max(1, min(problem.sequences, SMALL_PROGRAMS // problem.heads))
+
+
+def _both_sides(problem: Problem, upstream: Upstream) -> bool:
+    # What is above the band can be had from the sum of everything, which is 0 unless the
+    # log-sum-exp has a gradient; but the difference has not all the digits of float32.
+    return upstream.grad_statistics is not None or not problem.half
 
 
 def _rows(statistics: Tensor, delta: Tensor, rows: int) -> dict[str, TensorDescriptor | None]:
