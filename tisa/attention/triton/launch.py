@@ -22,7 +22,7 @@ from tisa.attention.triton.plan import Launch
 _Again = Callable[[int], None]
 _remembered: dict[Hashable, list[_Again]] = {}
 # Plans are small; forgetting all of them at once is simpler than forgetting the oldest.
-_MOST = 4096
+_MOST = 1024
 
 
 def launch(call: Hashable, plan: Callable[[], list[Launch]], device: torch.device) -> None:
