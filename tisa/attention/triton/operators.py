@@ -252,17 +252,30 @@ backward_operator.register_autograd(_no_second_derivative)
 
 
 class Eager(torch.autograd.Function):
-    """The same two functions without the operators in between."""
+    """The same two functions without the operators in between.
+
+    What has no gradient comes as one tuple: PyTorch looks at every argument by itself.
+    """
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scores: Tensor | None,
+        rest: tuple[Any, ...],
+    ) -> tuple[Tensor, Tensor]:
         """Return what `forward_operator` returns."""
-        *inputs, inference = arguments
-        ready = prepared(Inputs(*inputs))
+        *others, inference = rest
+        ready = prepared(Inputs(query, key, value, scores, *others))
         output, statistics = run_forward(ready, inference=inference)
-        tensors = [getattr(ready.inputs, name) for name in _TENSORS]
-        ctx.save_for_backward(output, statistics, *tensors)
-        ctx.call, ctx.rest = ready.call, arguments[9:15]
+        inputs = ready.inputs
+        ctx.save_for_backward(
+            output, statistics, inputs.query, inputs.key, inputs.value, inputs.scores,
+            inputs.band, inputs.mask, inputs.seed, inputs.cu_seqlens, inputs.start_pointer,
+        )  # fmt: skip
+        ctx.call, ctx.rest = ready.call, others[5:]
         ctx.set_materialize_grads(False)
         return output, statistics
 
@@ -274,9 +287,9 @@ class Eager(torch.autograd.Function):
         output, statistics, *tensors = ctx.saved_tensors
         if grad_output is None:
             if grad_statistics is None:
-                return (None,) * 16
+                return (None,) * 5
             grad_output = torch.zeros_like(output)
-        query, key, value, scores = ctx.needs_input_grad[:4]
+        query, key, value, scores, _ = ctx.needs_input_grad
         needs = (query, key, value, scores)
         if torch.is_grad_enabled():
             # Somebody will differentiate this again: the operator says that it cannot be.
@@ -289,14 +302,7 @@ class Eager(torch.autograd.Function):
                 Upstream(grad_output, grad_statistics, output, statistics),
                 needs,
             )
-        wanted = (g if need else None for g, need in zip(gradients, needs, strict=True))
-        return (*wanted, *_NO_GRADIENTS)
-
-
-_TENSORS = (
-    "query", "key", "value", "scores", "band", "mask", "seed", "cu_seqlens", "start_pointer",
-)  # fmt: skip
-_NO_GRADIENTS = (None,) * 12
+        return (*(g if need else None for g, need in zip(gradients, needs, strict=True)), None)
 
 
 def attend(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -307,7 +313,7 @@ def attend(*arguments: Any) -> tuple[Tensor, Tensor]:
         and torch._C._len_torch_dispatch_stack() == 0
     )
     if plain and torch.is_grad_enabled():
-        return Eager.apply(*arguments)
+        return Eager.apply(*arguments[:4], arguments[4:])
     if plain:
         *inputs, inference = arguments
         return run_forward(prepared(Inputs(*inputs)), inference=inference)
