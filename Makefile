@@ -9,7 +9,7 @@ test: lint
 	$(BIN)/python -m pytest -m "not unchecked and not full"
 	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m "unchecked and not full"
 
-# What is heavy: Inductor, FlexAttention, memory at full size.
+# What is heavy: Inductor, FlexAttention, memory at full size, every kernel compiled.
 test-full: test
 	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m full
 

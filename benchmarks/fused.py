@@ -214,7 +214,8 @@ def check_rows(name: str, problem: Problem, first: int, rows: int) -> str | None
     return None
 
 
-def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
+def captured(run: Callable[[], object], repeats: int = 1) -> torch.cuda.CUDAGraph:
+    """Return a CUDA graph of so many runs."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -222,7 +223,8 @@ def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        run()
+        for _ in range(repeats):
+            run()
     return graph
 
 

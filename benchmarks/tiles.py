@@ -3,7 +3,7 @@
     PYTHONPATH=. python3 benchmarks/tiles.py [--out FOLDER] [--only NAME …]
 
 Candidates of one kernel and case are replayed in turn, so that all meet the same clock. Beside them
-stand the kernels that ship and PyTorch's attention without positions (forward; backward alone).
+stand the kernels that ship and PyTorch's attention without positions (forward; forward + backward).
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import triton
+from fused import captured
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tisa.attention.triton import configs, plan, plan_backward
@@ -28,20 +29,6 @@ from tisa.attention.triton.problem import Inputs, Problem, statistics_shape
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS, REPEATS = 15, 4
-
-
-def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """Return a graph of REPEATS runs."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(REPEATS):
-            run()
-    return graph
 
 
 def interleaved(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
@@ -128,8 +115,8 @@ class Case:
             def both(forward=forward):
                 return torch.autograd.grad(forward(), leaves, self.grad)
 
-            graphs[f"{name} forward"] = captured(forward)
-            graphs[f"{name} both"] = captured(both)
+            graphs[f"{name} forward"] = captured(forward, REPEATS)
+            graphs[f"{name} both"] = captured(both, REPEATS)
         return graphs
 
 
@@ -163,7 +150,7 @@ def sweep(case: Case, kernel: str, candidates: list[Tiles]) -> dict[str, float |
             whole = name == "diagonal" and case.band is None
             problems.config = with_tiles("all_diagonals" if whole else name, tiles)
         try:
-            graphs[label(tiles)] = captured(case.runner(kernel))
+            graphs[label(tiles)] = captured(case.runner(kernel), REPEATS)
         except Exception as error:
             found[label(tiles)] = f"{type(error).__name__}: {str(error)[:80]}"
             torch.cuda.synchronize()
@@ -175,14 +162,24 @@ def sweep(case: Case, kernel: str, candidates: list[Tiles]) -> dict[str, float |
 # What a round of tuning compares; edit, run, write down in docs/log.md what came out.
 CANDIDATES = {
     64: {
-        "forward": [],
-        "query": [],
-        "key": [],
-        "diagonal": [Tiles(64, 64, 4, 2)],
-        "small": [],
+        "forward": [Tiles(64, 64, 4, 2), Tiles(64, 128, 4, 2), Tiles(64, 64, 4, 3)],
+        "query": [Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3, 128)],
+        "query without sides": [],
+        "key": [Tiles(64, 64, 4, 2, 168), Tiles(64, 64, 4, 3)],
+        "diagonal": [Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3), Tiles(128, 64, 8, 2, 128)],
+        "small": [Tiles(128, 64, 8, 2)],
     },
-}  # fmt: skip
-CASES = [(128, 64, 64, {}), (512, 32, 64, {}), (2048, 8, 64, {}), (8192, 2, None, {})]
+    128: {
+        "forward": [Tiles(128, 128, 8, 2)],
+        "query": [Tiles(64, 64, 4, 3)],
+        "key": [Tiles(64, 128, 8, 2), Tiles(64, 64, 4, 3)],
+        "diagonal": [Tiles(64, 64, 4, 2), Tiles(128, 64, 8, 2)],
+    },
+}
+CASES = [
+    (128, 64, 64, {}), (512, 32, 64, {}), (2048, 8, 64, {}), (8192, 2, 64, {}), (8192, 2, None, {}),
+    (2048, 8, 64, {"causal": True}), (2048, 8, 64, {"dim": 128}),
+]  # fmt: skip
 
 
 def main() -> None:

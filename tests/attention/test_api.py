@@ -53,3 +53,18 @@ def test_what_auto_takes_on_an_accelerator(length, dtype, expected, monkeypatch)
     qkv = [meta(1, 1, length, 4, dtype=dtype)] * 3
     tisa.attention(*qkv, meta(1, 2 * length - 1))
     assert choose_backend(calls[0]) == expected
+
+
+def test_what_auto_takes_on_a_gpu(monkeypatch):
+    calls = []
+    monkeypatch.setattr(api, "choose_backend", lambda call: calls.append(call) or "reference")
+    # A GPU that is imagined; the kernels are interpreted, and say no to float64 as on a real one.
+    monkeypatch.setattr(api, "GPUS", ("meta",))
+    for dtype, scores in ((torch.float16, True), (torch.float16, False), (torch.float64, True)):
+        qkv = [meta(1, 1, 512, 4, dtype=dtype)] * 3
+        tisa.attention(*qkv, meta(1, 1023) if scores else None)
+    assert [choose_backend(call) for call in calls] == ["triton", "sdpa", "sdpa"]
+    monkeypatch.setattr(api, "HAS_TRITON", False)
+    assert choose_backend(calls[0]) == "chunked"
+    with pytest.raises(ModuleNotFoundError, match="needs the package triton"):
+        tisa.attention(*[torch.randn(1, 2, 5, 4)] * 3, backend="triton")

@@ -183,6 +183,9 @@ def test_the_band_changes_nothing_more_than_rounding_does(name, dtype):
             for parameter in scoring.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     length = 100 if dtype == torch.float32 else 200
+    if name.startswith(("tisa, ", "t5")) or name == "tisa":
+        # Else the band would leave nothing out.
+        assert (scoring.band(dtype).abs() < length / 2).all()
     qkv = [torch.randn(1, 2, length, 16).to(dtype).requires_grad_() for _ in range(3)]
     upstream = torch.randn(1, 2, length, 16).to(dtype)
     found = []
@@ -274,7 +277,7 @@ def test_errors_stay_within_the_budget(dtype, length, size):
         assert_within_budget(*three, name=name)
 
 
-def launched(needs, **sizes):
+def launched(needs):
     """Return the names of the kernels of a backward pass."""
     query = torch.empty(2, 4, 300, 16, device="meta", dtype=torch.bfloat16)
     scores = torch.empty(4, 599, device="meta")

@@ -120,7 +120,7 @@ def choose_backend(call: Call) -> str:
        GPU), "chunked", "sdpa", "reference". "flex" is taken only by name: it compiles for a while
        on first use.
 
-    benchmarks/results has the measurements behind 2, 3 and 4.
+    benchmarks/results has the measurements behind 2 (in bfloat16), 3 and 4.
     """
     dense = sdpa.is_dense(call)
     device = call.query.device.type

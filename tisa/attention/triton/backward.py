@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from tisa.attention.triton.tiles import (
+    CHANGING,
     LOG2E,
     add_mask,
     band_distances,
@@ -24,8 +25,6 @@ from tisa.attention.triton.tiles import (
     spread,
     visible_distances,
 )
-
-CHANGING = ["queries", "keys", "start", "left", "right", "shift", "span", "threshold"]
 
 
 @triton.jit(do_not_specialize=CHANGING)

@@ -8,9 +8,7 @@ that share the key head are rows of one tile: the cache is read once.
 import triton
 import triton.language as tl
 
-from tisa.attention.triton.tiles import FARTHEST, LOG2E
-
-CHANGING = ["queries", "keys", "start", "left", "right", "shift", "span", "part", "parts"]
+from tisa.attention.triton.tiles import CHANGING, FARTHEST, LOG2E
 
 
 @triton.jit(do_not_specialize=CHANGING)
@@ -101,7 +99,7 @@ def decode_kernel(
     tl.store(totals + place[:, None] * VALUE_DIM + column[None, :], total)
 
 
-@triton.jit(do_not_specialize=["queries", "parts"])
+@triton.jit(do_not_specialize=CHANGING)
 def merge_kernel(
     totals, weights, output, statistics, output_b, output_h, output_n, statistics_row,
     statistics_size, heads, parts, queries,

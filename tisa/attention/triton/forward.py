@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from tisa.attention.triton.tiles import (
+    CHANGING,
     add_mask,
     band_distances,
     band_ends,
@@ -18,9 +19,6 @@ from tisa.attention.triton.tiles import (
     spread,
     visible_distances,
 )
-
-# Integers that change from call to call and would each compile the kernel anew.
-CHANGING = ["queries", "keys", "start", "left", "right", "shift", "span", "threshold"]
 
 
 @triton.jit(do_not_specialize=CHANGING)

@@ -1,4 +1,4 @@
-"""A plan is launched, and remembered: launching it again takes a tenth of the time.
+"""A plan is launched, and remembered, so that launching it again is quick (docs/log.md).
 
 Triton looks at every argument of every launch, which for short sequences takes far longer than the
 kernels do. A training loop calls with the same addresses again and again, because PyTorch's

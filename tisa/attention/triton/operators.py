@@ -97,7 +97,7 @@ def _size(inputs: Inputs, what: Hashable, count: Callable[[], int]) -> int:
     shapes = (
         inputs.query.shape, inputs.key.shape, inputs.value.shape, inputs.query.dtype,
         inputs.max_seqlen, None if inputs.cu_seqlens is None else inputs.cu_seqlens.shape,
-        inputs.band is None, inputs.seed is None, what,
+        inputs.band is None, inputs.seed is None, inputs.query.device, what,
     )  # fmt: skip
     found = _numbers.get(shapes)
     if found is None:

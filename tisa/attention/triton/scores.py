@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from tisa.attention.triton.tiles import (
+    CHANGING,
     LOG2E,
     add_mask,
     band_distances,
@@ -26,11 +27,7 @@ from tisa.attention.triton.tiles import (
     visible_distances,
 )
 
-CHANGING = [
-    "queries", "keys", "start", "left", "right", "shift", "span", "threshold", "sequences", "slots",
-]  # fmt: skip
-
-
+# The fewest tiles that a program is given, about.
 TILES = tl.constexpr(24)
 
 

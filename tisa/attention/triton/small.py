@@ -11,6 +11,7 @@ import triton.language as tl
 
 from tisa.attention.triton.scores import store_diagonal_sums
 from tisa.attention.triton.tiles import (
+    CHANGING,
     LOG2E,
     add_mask,
     band_distances,
@@ -22,8 +23,6 @@ from tisa.attention.triton.tiles import (
     spread,
     visible_distances,
 )
-
-CHANGING = ["queries", "keys", "start", "left", "right", "shift", "span", "threshold", "sequences"]
 
 
 @triton.jit(do_not_specialize=CHANGING)

@@ -1,9 +1,9 @@
 """What the kernels share: where a tile stands, what it adds to the logits, what it drops.
 
 A tile is BLOCK_M queries × BLOCK_N keys. Distances are d = j − i of the indices themselves; the
-offset is k = d − query_start and the entry of the score vector is d + shift. Three kinds of
-distance matter, each a pair of numbers: which are visible (`near`, `far`: d from near to far),
-and the band (`low`, `high`) outside which the score is that of the band's edge.
+offset is k = d − query_start and the entry of the score vector is d + shift. Two pairs of distances
+matter: which are visible (`near`, `far`: d from near to far), and the band (`low`, `high`) outside
+which the score is that of the band's edge.
 
 So most tiles of a long sequence need nothing but one number added. Along a row of tiles there are
 
@@ -11,7 +11,8 @@ So most tiles of a long sequence need nothing but one number added. Along a row 
       | edge | plain   | band     | plain   | edge |
 
 edge: some entries are hidden; plain: one number, the score below (or above) the band; band: scores
-from the vector. A kernel runs one loop over the plain tiles and one over the others.
+from the vector. A kernel runs one loop over the plain tiles and one over the others, or one loop
+with a branch where that needs fewer registers.
 """
 
 import triton
@@ -23,6 +24,12 @@ LOG2E = tl.constexpr(1.4426950408889634)
 ROW_PADDING = tl.constexpr(132)
 # Beyond every distance; sums of two of them still fit an int32.
 FARTHEST = tl.constexpr(2**29)
+# Integers that change from call to call; compiled for each value's properties, a kernel would be
+# compiled anew again and again.
+CHANGING = [
+    "queries", "keys", "start", "left", "right", "shift", "span", "threshold", "sequences", "slots",
+    "part", "parts",
+]  # fmt: skip
 
 
 @triton.jit
@@ -147,7 +154,7 @@ def score_window(
     """Return the scores, over log 2, that a tile is made of: one for each distance in it.
 
     `distance` is that of its first query and first key. Clamping to the band is what holds the
-    scores constant outside. To be called before the products, so that the load runs beside them.
+    scores constant outside.
     """
     WIDTH: tl.constexpr = 2 * max(BLOCK_M, BLOCK_N)
     if KEYS_FIRST:
