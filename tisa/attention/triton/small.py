@@ -44,7 +44,6 @@ def small_kernel(
     where a tile reaches into the next one.
     """
     head = tl.program_id(0) // programs
-    one, other = band_ends(band, head)
     scale2 = scale * LOG2E
     i = tl.arange(0, BLOCK)
     j = tl.arange(0, HALF)
@@ -75,6 +74,8 @@ def small_kernel(
             v = tl.reshape(value.load([batch, head, token + j0, 0]), [HALF, VALUE_DIM])
             logits = tl.dot(q, tl.trans(k)) * scale2
             if scores is not None:
+                # Not before the loop: there they would take registers that are spilled then.
+                one, other = band_ends(band, head)
                 low, high = band_distances(scores, band, one, other, begin, shift, span)
                 window = score_window(scores, head, j0, low, high, shift, span, BLOCK, HALF, False)
                 logits += spread(window, BLOCK, HALF, False)
