@@ -1,0 +1,47 @@
+"""The command line: parse, call one function, print. One file for each command."""
+
+import sys
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+# Name of the command, which is that of its file here too; each has a function `command`.
+COMMANDS: tuple[str, ...] = ()
+
+# A user's mistake, or something missing on the machine: one sentence and exit code 2.
+MISTAKES = (ValueError, TypeError, OSError, ImportError)
+
+
+def app() -> typer.Typer:
+    """Return the command line with all commands."""
+    made = typer.Typer(
+        name="tisa",
+        help="How transformers know where a token stands.",
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+    )
+
+    @made.callback()
+    def options(
+        debug: Annotated[
+            bool, typer.Option("--debug", help="Show the traceback of an error.")
+        ] = False,
+    ) -> None:
+        # Read by `main`, which is what sees the errors.
+        del debug
+
+    for name in COMMANDS:
+        made.command(name)(import_module(f"tisa.cli.{name}").command)
+    return made
+
+
+def main() -> None:
+    """Run `tisa` as a program."""
+    try:
+        app()(standalone_mode=True)
+    except MISTAKES as mistake:
+        if "--debug" in sys.argv:
+            raise
+        print(f"tisa: {mistake}", file=sys.stderr)
+        raise SystemExit(2) from None
