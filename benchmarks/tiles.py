@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tisa.attention.triton import configs, plan, plan_backward
 from tisa.attention.triton import problem as problems
 from tisa.attention.triton.configs import Tiles
-from tisa.attention.triton.plan_backward import Upstream
+from tisa.attention.triton.plan_backward import Gradients, Upstream
 from tisa.attention.triton.problem import Inputs, Problem, statistics_shape
 
 RESULTS = Path(__file__).parent / "results"
@@ -67,8 +67,8 @@ class Case:
         self.delta = torch.empty_like(self.statistics[0])
         self.gradients = [torch.empty_like(x) for x in (self.query, self.key, self.value)]
         self.scores_gradient = torch.empty_like(self.scores)
-        self.sums = torch.empty(heads * 2 * 2**17, device="cuda")
-        self.sides = torch.zeros(heads * batch * length // 8, 2, device="cuda")
+        self.sums = torch.empty(2**26, device="cuda")
+        self.sides = torch.zeros(2**12, device="cuda")
 
     def launches(self, kernel: str) -> list[plan.Launch]:
         """Return the plan of one kernel."""
@@ -77,21 +77,24 @@ class Case:
             0, 0, None, 0 if self.causal else None, self.query.shape[-1] ** -0.5, 0.0,
         ))  # fmt: skip
         upstream = Upstream(self.grad, None, self.output, self.statistics)
-        sides = None if self.band is None else self.sides
+        trained = Gradients(*self.gradients, self.scores_gradient)
         if kernel == "forward":
             return plan.forward(problem, self.output, self.statistics)
-        if kernel == "query":
-            return [plan_backward._query(problem, upstream, self.delta, self.gradients[0], sides)]
-        if kernel == "query without sides":
-            return [plan_backward._query(problem, upstream, self.delta, self.gradients[0], None)]
         if kernel == "key":
             return [plan_backward._key(problem, upstream, self.delta, *self.gradients[1:])]
         if kernel == "small":
-            gradients = plan_backward.Gradients(*self.gradients, self.scores_gradient)
-            return plan_backward._small(problem, upstream, gradients, self.sums)
-        return plan_backward._scores(
-            problem, upstream, self.delta, self.sums, sides, self.scores_gradient
-        )
+            return plan_backward._small(problem, upstream, trained, self.sums)
+        if kernel == "query, scores frozen":
+            frozen = trained._replace(scores=None)
+            arguments = (problem, upstream, self.delta, frozen, self.sums, self.sides)
+            return [plan_backward._query(*arguments)]
+        query = plan_backward._query(problem, upstream, self.delta, trained, self.sums, self.sides)
+        if kernel == "query":
+            return [query]
+        return [query, plan_backward._entries(
+            problem, problem.tiles.query, self.sums, self.sides, self.scores_gradient,
+            plan_backward._query_programs(problem, True), plan_backward._slots(problem),
+        )]  # fmt: skip
 
     def runner(self, kernel: str) -> Callable[[], object]:
         """Return what launches one kernel."""
@@ -146,9 +149,7 @@ def sweep(case: Case, kernel: str, candidates: list[Tiles]) -> dict[str, float |
                 configs.SMALL if tiles is None else dict.fromkeys((64, 128), tiles)
             )
         else:
-            name = kernel.partition(" ")[0]
-            whole = name == "diagonal" and case.band is None
-            problems.config = with_tiles("all_diagonals" if whole else name, tiles)
+            problems.config = with_tiles(kernel.partition(",")[0], tiles)
         try:
             graphs[label(tiles)] = captured(case.runner(kernel), REPEATS)
         except Exception as error:
@@ -162,22 +163,27 @@ def sweep(case: Case, kernel: str, candidates: list[Tiles]) -> dict[str, float |
 # What a round of tuning compares; edit, run, write down in docs/log.md what came out.
 CANDIDATES = {
     64: {
-        "forward": [Tiles(64, 64, 4, 2), Tiles(64, 128, 4, 2), Tiles(64, 64, 4, 3)],
-        "query": [Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3, 128)],
-        "query without sides": [],
-        "key": [Tiles(64, 64, 4, 2, 168), Tiles(64, 64, 4, 3)],
-        "diagonal": [Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3), Tiles(128, 64, 8, 2, 128)],
-        "small": [Tiles(128, 64, 8, 2)],
+        "forward": [Tiles(64, 64, 4, 2), Tiles(64, 128, 4, 2)],
+        "query": [
+            Tiles(64, 64, 4, 2, 168), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3),
+            Tiles(64, 64, 4, 2, 128), Tiles(64, 64, 8, 2, 80), Tiles(64, 64, 8, 2),
+        ],
+        "query, entries": [],
+        "query, scores frozen": [Tiles(64, 64, 4, 2, 168)],
+        "key": [],
+        "small": [Tiles(128, 128, 16, 2), Tiles(128, 128, 8, 1), Tiles(128, 128, 16, 1)],
     },
     128: {
-        "forward": [Tiles(128, 128, 8, 2)],
-        "query": [Tiles(64, 64, 4, 3)],
-        "key": [Tiles(64, 128, 8, 2), Tiles(64, 64, 4, 3)],
-        "diagonal": [Tiles(64, 64, 4, 2), Tiles(128, 64, 8, 2)],
+        "forward": [],
+        "query": [Tiles(64, 64, 4, 3), Tiles(64, 64, 8, 2)],
+        "query, entries": [],
+        "query, scores frozen": [],
+        "key": [],
     },
-}
+}  # fmt: skip
 CASES = [
-    (128, 64, 64, {}), (512, 32, 64, {}), (2048, 8, 64, {}), (8192, 2, 64, {}), (8192, 2, None, {}),
+    (128, 64, 64, {}), (512, 32, 64, {}), (512, 32, None, {}), (2048, 8, 64, {}),
+    (8192, 2, 64, {}), (8192, 2, None, {}), (32768, 1, None, {}),
     (2048, 8, 64, {"causal": True}), (2048, 8, 64, {"dim": 128}),
 ]  # fmt: skip
 

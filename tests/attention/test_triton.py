@@ -298,7 +298,7 @@ def launched(needs):
 def test_only_what_is_needed_is_launched():
     assert list(launched((True, True, True, False))) == ["query_kernel", "key_kernel"]
     alone = launched((False, False, False, True))
-    assert list(alone) == ["query_kernel", "diagonal_kernel", "entry_kernel"]
+    assert list(alone) == ["query_kernel", "entry_kernel"]
     assert alone["query_kernel"]["grad_query"] is None
     frozen = launched((True, True, True, False))
     assert frozen["query_kernel"]["sides"] is None

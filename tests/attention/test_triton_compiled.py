@@ -63,6 +63,6 @@ def test_every_configuration(capability):
     found = reports(capability)
     check(found, capability)
     kernels = {r["kernel"] for r in found}
-    expected = {"forward_kernel", "query_kernel", "key_kernel", "diagonal_kernel", "entry_kernel",
+    expected = {"forward_kernel", "query_kernel", "key_kernel", "entry_kernel",
                 "decode_kernel", "merge_kernel"}  # fmt: skip
     assert kernels == expected | ({"small_kernel"} if capability == 90 else set())

@@ -8,6 +8,7 @@ again from the statistics of the forward pass. The first also leaves behind what
 import triton
 import triton.language as tl
 
+from tisa.attention.triton.scores import add_diagonal_sums, clear, diagonals
 from tisa.attention.triton.tiles import (
     CHANGING,
     LOG2E,
@@ -27,96 +28,70 @@ from tisa.attention.triton.tiles import (
 )
 
 
-@triton.jit(do_not_specialize=CHANGING)
-def query_kernel(
-    query, key, value, output, grad_output, scores, band, mask, seed, cu_seqlens, start_pointer,
-    grad_statistics, statistics, delta, grad_query, sides,
+@triton.jit
+def query_tile(
+    sum_below, sum_above, sum_inside, sums, first_diagonal,
+    head, batch, token, row, row_start, i0, queries, keys, near, far, low, high, below, above,
+    query, key, value, output, grad_output, scores, mask, seed,
+    grad_statistics, statistics, delta, grad_query,
     grad_b, grad_h, grad_n, mask_b, mask_h, mask_q, mask_k, statistics_row, statistics_size,
-    heads, tiles, queries, keys, start, left, right, shift, span,
-    scale, threshold, kept_scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    WIDTH: tl.constexpr, GROUP: tl.constexpr, KEY_MASK: tl.constexpr, RAGGED: tl.constexpr,
-    BACKWARDS: tl.constexpr, BOTH_SIDES: tl.constexpr, DIAGONAL_M: tl.constexpr,
-    SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    left, right, shift, span, scale, threshold, kept_scale,
+    BLOCK: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    GROUP: tl.constexpr, KEY_MASK: tl.constexpr, RAGGED: tl.constexpr,
+    BOTH_SIDES: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write delta, the query's gradient and the summed gradient on either side of the band.
-
-    `grad_query` or `sides` may be None; without both only delta is computed. `sides` holds for each
-    program what tiles wholly below the band give to the band's lower edge, and with BOTH_SIDES what
-    those above give to the upper one; otherwise that follows from the sum over all tiles, which is
-    0 (`scores.entry_kernel`). A tile is that of the diagonal kernel, DIAGONAL_M queries high.
-    """
-    tile = tl.program_id(0) % tiles
-    if BACKWARDS:
-        tile = tiles - 1 - tile
-    unit = tl.program_id(0) // tiles
-    _, head, batch, token, row, row_start, queries, keys, start = place(
-        unit, heads, cu_seqlens, start_pointer, start, queries, keys
-    )
-    i0 = tile * BLOCK_M
-    if i0 >= queries:
-        if sides is not None:
-            tl.store(sides + tl.program_id(0) * 2, 0.0)
-            tl.store(sides + tl.program_id(0) * 2 + 1, 0.0)
-        return
-    key_head = head // GROUP
-    one, other = band_ends(band, head)
-    i = i0 + tl.arange(0, BLOCK_M)
+    """Write delta and the gradient of BLOCK queries; return the sums of a program with theirs."""
+    i = i0 + tl.arange(0, BLOCK)
     places = row.to(tl.int64) * statistics_row + row_start + i
     norm = tl.load(statistics + places)
     if SPLIT:
         log_weight = tl.load(statistics + statistics_size + places)
-    o = tl.reshape(output.load([batch, head, token + i0, 0]), [BLOCK_M, VALUE_DIM])
-    grad = tl.reshape(grad_output.load([batch, head, token + i0, 0]), [BLOCK_M, VALUE_DIM])
+    o = tl.reshape(output.load([batch, head, token + i0, 0]), [BLOCK, VALUE_DIM])
+    grad = tl.reshape(grad_output.load([batch, head, token + i0, 0]), [BLOCK, VALUE_DIM])
     dot = tl.sum(o.to(tl.float32) * grad.to(tl.float32), 1)
     if grad_statistics is not None:
         dot -= tl.load(grad_statistics + places, mask=i < queries, other=0.0) * LOG2E
     # Rows past the end may be the next sequence's; their weights are 0, this must be finite.
     dot = tl.where(i < queries, dot, 0.0)
     tl.store(delta + places, dot)
-    if grad_query is None and sides is None:
-        return
+    if grad_query is None and sums is None:
+        return sum_below, sum_above, sum_inside
 
-    near, far = visible_distances(start, left, right)
-    low, high = band_distances(scores, band, one, other, start, shift, span)
-    below, above = edge_scores(scores, head, low, high, shift, span)
-    first, a, b, c, d, last = ranges(i0, keys, near, far, low, high, BLOCK_M, BLOCK_N)
+    first, a, b, c, d, last = ranges(i0, keys, near, far, low, high, BLOCK, BLOCK)
     if mask is not None:
         mask += batch.to(tl.int64) * mask_b + head.to(tl.int64) * mask_h
-    q = tl.reshape(query.load([batch, head, token + i0, 0]), [BLOCK_M, DIM])
+    q = tl.reshape(query.load([batch, head, token + i0, 0]), [BLOCK, DIM])
     scale2 = scale * LOG2E
-    top = i0 // DIAGONAL_M * DIAGONAL_M
-    total = tl.zeros([BLOCK_M, DIM], tl.float32)
-    sum_below = tl.zeros([BLOCK_M], tl.float32)
-    sum_above = tl.zeros([BLOCK_M], tl.float32)
+    key_head = head // GROUP
+    total = tl.zeros([BLOCK, DIM], tl.float32)
     for phase in tl.static_range(2):
         count = (b - a) + (d - c) if phase == 0 else (a - first) + (c - b) + (last - d)
         for number in tl.range(0, count):
             if phase == 0:
-                j0 = plain_tile(number, a, b, c) * BLOCK_N
+                j0 = plain_tile(number, a, b, c) * BLOCK
                 edge = tl.where(number < b - a, below, above)
             else:
-                j0 = other_tile(number, first, a, b, c, d) * BLOCK_N
+                j0 = other_tile(number, first, a, b, c, d) * BLOCK
                 edge = 0.0
-            j0 = tl.multiple_of(j0, BLOCK_N)
+            j0 = tl.multiple_of(j0, BLOCK)
             if phase == 1 and scores is not None:
                 window = score_window(
-                    scores, head, j0 - i0, low, high, shift, span, BLOCK_M, BLOCK_N, False
+                    scores, head, j0 - i0, low, high, shift, span, BLOCK, BLOCK, False
                 )
-            k = tl.reshape(key.load([batch, key_head, token + j0, 0]), [BLOCK_N, DIM])
-            v = tl.reshape(value.load([batch, key_head, token + j0, 0]), [BLOCK_N, VALUE_DIM])
+            k = tl.reshape(key.load([batch, key_head, token + j0, 0]), [BLOCK, DIM])
+            v = tl.reshape(value.load([batch, key_head, token + j0, 0]), [BLOCK, VALUE_DIM])
             logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale2
             grad_p = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
             if phase == 1:
                 if scores is not None:
-                    logits += spread(window, BLOCK_M, BLOCK_N, False)
+                    logits += spread(window, BLOCK, BLOCK, False)
                 logits = hide(
-                    logits, i0, j0, keys, near, far, left, right, BLOCK_M, BLOCK_N, False, RAGGED
+                    logits, i0, j0, keys, near, far, left, right, BLOCK, BLOCK, False, RAGGED
                 )
             if mask is not None:
                 logits = add_mask(
                     logits, mask, i0, j0, queries, keys, mask_q, mask_k,
-                    BLOCK_M, BLOCK_N, False, KEY_MASK,
+                    BLOCK, BLOCK, False, KEY_MASK,
                 )  # fmt: skip
             if SPLIT:
                 p = tl.exp2(((logits + edge) - norm[:, None]) - log_weight[:, None])
@@ -124,28 +99,94 @@ def query_kernel(
                 p = tl.exp2(logits + (edge - norm)[:, None])
             if seed is not None:
                 keep = kept(
-                    seed, batch, head, token + i0, token + j0, threshold, BLOCK_M, BLOCK_N, False
+                    seed, batch, head, token + i0, token + j0, threshold, BLOCK, BLOCK, False
                 )
                 grad_p = tl.where(keep, grad_p * kept_scale, 0.0)
             grad_logits = p * (grad_p - dot[:, None])
-            if sides is not None:
-                if j0 + BLOCK_N - 1 - top <= low:
-                    sum_below += tl.sum(grad_logits, 1)
-                if BOTH_SIDES:  # noqa: SIM102 (one is for the compiler)
-                    if j0 - top - (DIAGONAL_M - 1) >= high:
-                        sum_above += tl.sum(grad_logits, 1)
             if grad_query is not None:
                 total = tl.dot(grad_logits.to(k.dtype), k, total, input_precision=PRECISION)
+            if sums is not None:
+                is_below = j0 + BLOCK - 1 - i0 <= low
+                is_above = j0 - i0 - (BLOCK - 1) >= high
+                if is_below:
+                    sum_below += tl.sum(grad_logits, 1)
+                if BOTH_SIDES:  # noqa: SIM102 (one is for the compiler)
+                    if is_above:
+                        sum_above += tl.sum(grad_logits, 1)
+                if phase == 1:  # noqa: SIM102
+                    if not (is_below | is_above):
+                        sum_inside += add_diagonal_sums(
+                            grad_logits, sums, (j0 - i0) // BLOCK - first_diagonal,
+                            BLOCK, PARTS, SPLIT,
+                        )  # fmt: skip
 
-    if sides is not None:
-        tl.store(sides + tl.program_id(0) * 2, tl.sum(sum_below, 0))
-        tl.store(sides + tl.program_id(0) * 2 + 1, tl.sum(sum_above, 0))
     if grad_query is not None:
         column = tl.arange(0, DIM)
         grad_query += batch.to(tl.int64) * grad_b + head.to(tl.int64) * grad_h
         places = grad_query + (token + i).to(tl.int64)[:, None] * grad_n + column[None, :]
         inside = (i < queries)[:, None] & (column < WIDTH)[None, :]
         tl.store(places, (total * scale).to(grad_query.dtype.element_ty), mask=inside)
+    return sum_below, sum_above, sum_inside
+
+
+@triton.jit(do_not_specialize=CHANGING)
+def query_kernel(
+    query, key, value, output, grad_output, scores, band, mask, seed, cu_seqlens, start_pointer,
+    grad_statistics, statistics, delta, grad_query, sums, sides,
+    grad_b, grad_h, grad_n, mask_b, mask_h, mask_q, mask_k, statistics_row, statistics_size,
+    heads, sequences, tiles, programs, slots, queries, keys, start, left, right, shift, span,
+    scale, threshold, kept_scale,
+    BLOCK: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    GROUP: tl.constexpr, KEY_MASK: tl.constexpr, RAGGED: tl.constexpr,
+    BACKWARDS: tl.constexpr, BOTH_SIDES: tl.constexpr, PARTS: tl.constexpr,
+    SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write delta, the query's gradient and a program's sums for the gradient of the scores.
+
+    `grad_query` or `sums` may be None; without both only delta is computed. A program takes
+    some of a head's tiles of queries, all of one head so that their sums are one. `sides` holds for
+    each program what lies below the band, and with BOTH_SIDES what lies above it; otherwise all
+    that was summed along diagonals, from which that follows (`scores.entry_kernel`).
+    """
+    head = tl.program_id(0) // programs
+    own_start = start
+    if start_pointer is not None:
+        own_start = tl.load(start_pointer).to(tl.int32)
+    near, far = visible_distances(own_start, left, right)
+    one, other = band_ends(band, head)
+    low, high = band_distances(scores, band, one, other, own_start, shift, span)
+    below, above = edge_scores(scores, head, low, high, shift, span)
+    first_diagonal = 0
+    if sums is not None:
+        first_diagonal, count = diagonals(low, high, near, far, queries, keys, BLOCK)
+        sums += tl.program_id(0).to(tl.int64) * slots * (BLOCK * PARTS)
+        clear(sums, count, BLOCK, PARTS)
+    sum_below = tl.zeros([BLOCK], tl.float32)
+    sum_above = tl.zeros([BLOCK], tl.float32)
+    sum_inside = tl.zeros([BLOCK * PARTS], tl.float32)
+    for item in tl.range(tl.program_id(0) % programs, sequences * tiles, programs):
+        tile = item % tiles
+        if BACKWARDS:
+            tile = tiles - 1 - tile
+        _, _, batch, token, row, row_start, some_queries, some_keys, _ = place(
+            item // tiles * heads + head, heads, cu_seqlens, None, own_start, queries, keys
+        )
+        if tile * BLOCK < some_queries:
+            sum_below, sum_above, sum_inside = query_tile(
+                sum_below, sum_above, sum_inside, sums, first_diagonal,
+                head, batch, token, row, row_start, tile * BLOCK, some_queries, some_keys,
+                near, far, low, high, below, above,
+                query, key, value, output, grad_output, scores, mask, seed,
+                grad_statistics, statistics, delta, grad_query,
+                grad_b, grad_h, grad_n, mask_b, mask_h, mask_q, mask_k,
+                statistics_row, statistics_size, left, right, shift, span, scale, threshold,
+                kept_scale, BLOCK, DIM, VALUE_DIM, WIDTH, GROUP, KEY_MASK, RAGGED,
+                BOTH_SIDES, PARTS, SPLIT, PRECISION,
+            )  # fmt: skip
+    if sides is not None:
+        sides += tl.program_id(0) * 2
+        tl.store(sides, tl.sum(sum_below, 0))
+        tl.store(sides + 1, tl.sum(sum_above, 0) if BOTH_SIDES else tl.sum(sum_inside, 0))
 
 
 @triton.jit

@@ -17,30 +17,30 @@ class Tiles:
     # Registers per thread; None leaves it to the compiler.
     maxnreg: int | None = None
 
+    @property
+    def parts(self) -> int:
+        """Threads that share a diagonal of a square tile (`scores.diagonal_sums`)."""
+        return max(1, min(32 * self.num_warps // self.block_n, self.block_m))
+
 
 @dataclass(frozen=True)
 class Config:
     """The tiles of every kernel.
 
     The backward kernels read for each query what a kernel with larger tiles has written, up to the
-    end of its last tile: forward.block_m ≥ query.block_m ≥ key.block_m, and the same for the
-    diagonal kernel unless its tiles are twice as high as wide (it hides rows by itself then).
+    end of its last tile: forward.block_m ≥ query.block_m ≥ key.block_m. The tiles of the query
+    kernel are square, so that their diagonals lie alike.
     """
 
     forward: Tiles
     query: Tiles
     key: Tiles
-    # With a band, where few diagonals are visited, and without one.
-    diagonal: Tiles
-    all_diagonals: Tiles
     # One loop in the key kernel, or one over the plain tiles and one over the others.
     one_key_loop: bool = False
 
     def __post_init__(self) -> None:
         assert TALLEST_TILE >= self.forward.block_m >= self.query.block_m >= self.key.block_m
-        for tiles in (self.diagonal, self.all_diagonals):
-            assert tiles.block_n == self.query.block_n
-            assert tiles.block_m in (tiles.block_n, 2 * tiles.block_n)
+        assert self.query.block_m == self.query.block_n
 
 
 def config(
@@ -56,14 +56,12 @@ def config(
         warps = 8 if bytes_per_number == 4 or width > 64 else 4
         square = Tiles(size, size, warps, 1)
         taller = Tiles(max(32, size) if width > 64 else 64, size, 8, 1)
-        return Config(taller, square, square, square, square, one_key_loop=width <= 64)
+        return Config(taller, square, square, one_key_loop=width <= 64)
     if width <= 64:
         return Config(
             forward=Tiles(64, 64 if keys <= 1024 or causal else 128, 4, 2),
             query=Tiles(64, 64, 4, 3, maxnreg=168),
             key=Tiles(64, 64, 4, 3, maxnreg=168),
-            diagonal=Tiles(64, 64, 4, 2, maxnreg=168),
-            all_diagonals=Tiles(128, 64, 8, 2, maxnreg=128),
             # The assembler serialises the matrix units in one loop for other widths.
             one_key_loop=width == 64,
         )
@@ -72,11 +70,9 @@ def config(
             forward=Tiles(128, 64, 4, 2),
             query=Tiles(64, 64, 4, 2),
             key=Tiles(64, 64, 4, 2),
-            diagonal=Tiles(64, 64, 4, 3),
-            all_diagonals=Tiles(128, 64, 8, 2),
         )
     square = Tiles(64, 64, 8, 1)
-    return Config(Tiles(128, 64, 8, 2), square, square, square, square)
+    return Config(Tiles(128, 64, 8, 2), square, square)
 
 
 # For sequences that fit one tile (small.py), by its height.

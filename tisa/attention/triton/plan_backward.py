@@ -18,16 +18,16 @@ from tisa.attention.triton.problem import (
     row_descriptor,
     statistics_shape,
 )
-from tisa.attention.triton.scores import TILES, diagonal_kernel, entry_kernel
+from tisa.attention.triton.scores import entry_kernel
 from tisa.attention.triton.small import small_kernel
 
 # Entries of the score vector whose gradient one program writes.
 ENTRIES = 64
 # Programs of the kernel for short sequences: one for each multiprocessor of a large GPU.
 SMALL_PROGRAMS = 132
-# Programs that share the diagonals of a head: two for each multiprocessor. They run head after
-# head, and what one head reads stays in the cache; with fewer, heads push each other out.
-DIAGONAL_PROGRAMS = 264
+# Programs of the query kernel where the scores have a gradient, each with sums of its own: as many
+# as a large GPU runs at once, three on each multiprocessor.
+QUERY_PROGRAMS = 396
 
 
 class Gradients(NamedTuple):
@@ -58,16 +58,15 @@ def _scratch(problem: Problem, wanted: tuple[bool, bool, bool, bool]) -> tuple[i
     query, key, _, scores = wanted
     if problem.small and query and key:
         small = _small_tiles(problem)
-        each = small.block_m // small.block_n * _sums_of_tile(small)
+        each = 2 * small.block_m * small.parts
         return 0, problem.heads * _small_programs(problem) * each if scores else 0, 0
     _, rows, places = statistics_shape(problem.inputs.query, problem.inputs.cu_seqlens)
     sums = sides = 0
     if scores:
-        sums = problem.heads * _slots(problem) * _sums_of_tile(problem.diagonal)
-        if problem.inputs.band is not None:
-            tiles = problem.count(problem.tiles.query.block_m)
-            sides = tiles * problem.sequences * problem.heads * 2
-    return rows * places, (sums + 31) // 32 * 32, sides
+        tiles, programs = problem.tiles.query, problem.heads * _query_programs(problem, True)
+        sums = programs * _slots(problem) * tiles.block_m * tiles.parts
+        sides = programs * 2
+    return rows * places, sums, sides
 
 
 def backward(
@@ -85,12 +84,17 @@ def backward(
     if problem.small and gradients.query is not None and gradients.key is not None:
         return _small(problem, upstream, gradients, sums)
     delta = delta.view(upstream.statistics.shape[1:])
-    on_sides = sides if sides.numel() else None
-    launches = [_query(problem, upstream, delta, gradients.query, on_sides)]
+    launches = [_query(problem, upstream, delta, gradients, sums, sides)]
     if gradients.key is not None and gradients.value is not None:
         launches.append(_key(problem, upstream, delta, gradients.key, gradients.value))
     if gradients.scores is not None:
-        launches += _scores(problem, upstream, delta, sums, on_sides, gradients.scores)
+        launches.append(
+            _entries(
+                problem, problem.tiles.query, sums, sides, gradients.scores,
+                _query_programs(problem, True), _slots(problem),
+                both_sides=_both_sides(problem, upstream),
+            )
+        )  # fmt: skip
     return launches
 
 
@@ -98,11 +102,13 @@ def _query(
     problem: Problem,
     upstream: Upstream,
     delta: Tensor,
-    grad_query: Tensor | None,
-    sides: Tensor | None,
+    gradients: Gradients,
+    sums: Tensor,
+    sides: Tensor,
 ) -> Launch:
     tiles, statistics = problem.tiles.query, upstream.statistics
-    count = problem.count(tiles.block_m)
+    trained = gradients.scores is not None
+    programs = _query_programs(problem, trained)
     arguments = dict(
         query=problem.read("query", tiles.block_m),
         key=problem.read("key", tiles.block_n),
@@ -114,24 +120,42 @@ def _query(
         statistics_row=statistics.shape[2],
         statistics_size=statistics[0].numel(),
         delta=delta,
-        grad_query=grad_query,
-        **strides("grad", grad_query),
-        sides=sides,
+        grad_query=gradients.query,
+        **strides("grad", gradients.query),
+        sums=sums if trained else None,
+        sides=sides if trained else None,
         heads=problem.heads,
-        tiles=count,
+        sequences=problem.sequences,
+        tiles=problem.count(tiles.block_m),
+        programs=programs,
+        slots=_slots(problem),
         scale=problem.inputs.scale,
-        BLOCK_M=tiles.block_m,
-        BLOCK_N=tiles.block_n,
+        BLOCK=tiles.block_m,
         WIDTH=problem.width,
         RAGGED=problem.ragged(tiles.block_n),
         BACKWARDS=problem.inputs.right is not None,
         BOTH_SIDES=_both_sides(problem, upstream),
-        DIAGONAL_M=problem.diagonal.block_m,
+        PARTS=tiles.parts,
         **problem.common,
         **problem.arithmetic,
         **compiled_as(tiles),
     )
-    return Launch(query_kernel, count * problem.sequences * problem.heads, arguments)
+    return Launch(query_kernel, problem.heads * programs, arguments)
+
+
+def _query_programs(problem: Problem, trained: bool) -> int:
+    """Return how many programs share the tiles of a head."""
+    items = problem.sequences * problem.count(problem.tiles.query.block_m)
+    if not trained:
+        return items
+    most = max(1, QUERY_PROGRAMS // problem.heads)
+    return triton.cdiv(items, triton.cdiv(items, most))
+
+
+def _slots(problem: Problem) -> int:
+    """Return how many times BLOCK distances a program may have to sum."""
+    block = problem.tiles.query.block_m
+    return problem.count(block) + problem.count(block, keys=True)
 
 
 def _key(
@@ -169,44 +193,6 @@ def _key(
     return Launch(key_kernel, count * problem.sequences * problem.key_heads, arguments)
 
 
-def _scores(
-    problem: Problem,
-    upstream: Upstream,
-    delta: Tensor,
-    sums: Tensor,
-    sides: Tensor | None,
-    grad_scores: Tensor,
-) -> list[Launch]:
-    tiles, programs = problem.diagonal, _diagonal_programs(problem)
-    high, wide = tiles.block_m, tiles.block_n
-    arguments = dict(
-        query=problem.read("query", high),
-        key=problem.read("key", wide),
-        value=problem.read("value", wide),
-        grad_output=descriptor(upstream.grad_output, high, problem.value_dim),
-        **_rows(upstream.statistics, delta, high),
-        sums=sums,
-        heads=problem.heads,
-        sequences=problem.sequences,
-        programs=programs,
-        slots=_slots(problem),
-        scale=problem.inputs.scale,
-        BLOCK_M=high,
-        BLOCK_N=wide,
-        RAGGED=problem.ragged(wide) or problem.queries % high != 0,
-        **problem.common,
-        **problem.arithmetic,
-        **compiled_as(tiles),
-    )
-    return [
-        Launch(diagonal_kernel, problem.heads * programs, arguments),
-        _entries(
-            problem, tiles, sums, sides, grad_scores, programs, _slots(problem),
-            both_sides=_both_sides(problem, upstream),
-        ),
-    ]  # fmt: skip
-
-
 def _entries(
     problem: Problem,
     tiles: Tiles,
@@ -225,12 +211,10 @@ def _entries(
         sides=sides,
         grad_scores=grad_scores,
         heads=problem.heads,
-        sequences=problem.sequences,
-        tiles=problem.count(problem.tiles.query.block_m),
         programs=programs,
         slots=slots,
-        BLOCK_M=tiles.block_m,
-        BLOCK_N=tiles.block_n,
+        BLOCK=tiles.block_m,
+        PARTS=tiles.parts,
         ENTRIES=ENTRIES,
         ONE_TILE=one_tile,
         BOTH_SIDES=both_sides,
@@ -255,16 +239,16 @@ def _small(
 
     arguments = dict(
         query=problem.read("query", block),
-        key=problem.read("key", tiles.block_n),
-        value=problem.read("value", tiles.block_n),
+        key=problem.read("key", block),
+        value=problem.read("value", block),
         output=descriptor(upstream.output, block, problem.value_dim),
         grad_output=descriptor(upstream.grad_output, block, problem.value_dim),
         grad_statistics=upstream.grad_statistics,
         statistics=upstream.statistics,
         statistics_row=upstream.statistics.shape[2],
         grad_query=written(grad_query, block, problem.dim),
-        grad_key=written(grad_key, tiles.block_n, problem.dim),
-        grad_value=written(grad_value, tiles.block_n, problem.value_dim),
+        grad_key=written(grad_key, block, problem.dim),
+        grad_value=written(grad_value, block, problem.value_dim),
         **strides("grad_query", grad_query),
         **strides("grad_key", grad_key),
         **strides("grad_value", grad_value),
@@ -274,7 +258,7 @@ def _small(
         programs=programs,
         scale=problem.inputs.scale,
         BLOCK=block,
-        HALF=tiles.block_n,
+        PARTS=tiles.parts,
         WIDTH=problem.width,
         VALUE_WIDTH=problem.value_width,
         RAGGED=problem.ragged(block),
@@ -284,10 +268,7 @@ def _small(
     )
     launches = [Launch(small_kernel, problem.heads * programs, arguments)]
     if scores is not None:
-        slots = programs * (block // tiles.block_n)
-        launches.append(
-            _entries(problem, tiles, sums, None, scores, programs, slots, one_tile=True)
-        )
+        launches.append(_entries(problem, tiles, sums, None, scores, programs, 2, one_tile=True))
     return launches
 
 
@@ -312,20 +293,3 @@ def _rows(statistics: Tensor, delta: Tensor, rows: int) -> dict[str, TensorDescr
         "log_weights": row_descriptor(statistics[1], rows) if two else None,
         "delta": row_descriptor(delta, rows),
     }
-
-
-def _sums_of_tile(tiles: Tiles) -> int:
-    return (tiles.block_m // tiles.block_n + 1) * tiles.block_n
-
-
-def _slots(problem: Problem) -> int:
-    tiles = problem.diagonal
-    ratio = tiles.block_m // tiles.block_n
-    diagonals = problem.count(tiles.block_m) * ratio + problem.count(tiles.block_n, keys=True)
-    return max(_diagonal_programs(problem), diagonals)
-
-
-def _diagonal_programs(problem: Problem) -> int:
-    high, wide = problem.diagonal.block_m, problem.diagonal.block_n
-    tiles = problem.count(high) * problem.count(wide, keys=True) * problem.sequences
-    return min(DIAGONAL_PROGRAMS, triton.cdiv(tiles, TILES.value))

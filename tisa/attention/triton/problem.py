@@ -68,8 +68,6 @@ class Problem:
         self.tiles: Config = config(
             widest, query.element_size(), self.keys, causal=causal, copy_engine=self.copy_engine
         )
-        # Without a band every diagonal is visited.
-        self.diagonal = self.tiles.all_diagonals if inputs.band is None else self.tiles.diagonal
 
     @property
     def places(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ FARTHEST = tl.constexpr(2**29)
 # compiled anew again and again.
 CHANGING = [
     "queries", "keys", "start", "left", "right", "shift", "span", "threshold", "sequences", "slots",
-    "part", "parts",
+    "part", "parts", "programs",
 ]  # fmt: skip
 
 
