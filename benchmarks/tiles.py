@@ -67,7 +67,7 @@ class Case:
         self.delta = torch.empty_like(self.statistics[0])
         self.gradients = [torch.empty_like(x) for x in (self.query, self.key, self.value)]
         self.scores_gradient = torch.empty_like(self.scores)
-        self.sums = torch.empty(2**26, device="cuda")
+        self.sums = torch.empty(2**27, device="cuda")
         self.sides = torch.zeros(2**12, device="cuda")
 
     def launches(self, kernel: str) -> list[plan.Launch]:
@@ -84,7 +84,7 @@ class Case:
             return [plan_backward._key(problem, upstream, self.delta, *self.gradients[1:])]
         if kernel == "small":
             return plan_backward._small(problem, upstream, trained, self.sums)
-        if kernel == "query, scores frozen":
+        if kernel == "query":
             frozen = trained._replace(scores=None)
             arguments = (problem, upstream, self.delta, frozen, self.sums, self.sides)
             return [plan_backward._query(*arguments)]
@@ -92,7 +92,7 @@ class Case:
         if kernel == "query":
             return [query]
         return [query, plan_backward._entries(
-            problem, problem.tiles.query, self.sums, self.sides, self.scores_gradient,
+            problem, problem.tiles.trained, self.sums, self.sides, self.scores_gradient,
             plan_backward._query_programs(problem, True), plan_backward._slots(problem),
         )]  # fmt: skip
 
@@ -164,20 +164,19 @@ def sweep(case: Case, kernel: str, candidates: list[Tiles]) -> dict[str, float |
 CANDIDATES = {
     64: {
         "forward": [Tiles(64, 64, 4, 2), Tiles(64, 128, 4, 2)],
-        "query": [
-            Tiles(64, 64, 4, 2, 168), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3),
-            Tiles(64, 64, 4, 2, 128), Tiles(64, 64, 8, 2, 80), Tiles(64, 64, 8, 2),
+        "trained": [
+            Tiles(64, 64, 4, 3, 168), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2, 128),
         ],
-        "query, entries": [],
-        "query, scores frozen": [Tiles(64, 64, 4, 2, 168)],
+        "trained, entries": [],
+        "query": [Tiles(64, 64, 4, 2, 168)],
         "key": [],
-        "small": [Tiles(128, 128, 16, 2), Tiles(128, 128, 8, 1), Tiles(128, 128, 16, 1)],
+        "small": [],
     },
     128: {
         "forward": [],
-        "query": [Tiles(64, 64, 4, 3), Tiles(64, 64, 8, 2)],
-        "query, entries": [],
-        "query, scores frozen": [],
+        "trained": [Tiles(64, 64, 4, 3)],
+        "trained, entries": [],
+        "query": [],
         "key": [],
     },
 }  # fmt: skip

@@ -8,7 +8,7 @@ again from the statistics of the forward pass. The first also leaves behind what
 import triton
 import triton.language as tl
 
-from tisa.attention.triton.scores import add_diagonal_sums, clear, diagonals
+from tisa.attention.triton.scores import clear, diagonal_sums, diagonals, outside
 from tisa.attention.triton.tiles import (
     CHANGING,
     LOG2E,
@@ -22,6 +22,7 @@ from tisa.attention.triton.tiles import (
     place,
     plain_tile,
     ranges,
+    rows,
     score_window,
     spread,
     visible_distances,
@@ -30,14 +31,15 @@ from tisa.attention.triton.tiles import (
 
 @triton.jit
 def query_tile(
-    sum_below, sum_above, sum_inside, sums, first_diagonal,
+    sum_below, sum_above, sum_inside, sums, first_diagonal, end_diagonal,
     head, batch, token, row, row_start, i0, queries, keys, near, far, low, high, below, above,
     query, key, value, output, grad_output, scores, mask, seed,
     grad_statistics, statistics, delta, grad_query,
+    query_b, query_h, query_n, output_b, output_h, output_n, upstream_b, upstream_h, upstream_n,
     grad_b, grad_h, grad_n, mask_b, mask_h, mask_q, mask_k, statistics_row, statistics_size,
     left, right, shift, span, scale, threshold, kept_scale,
     BLOCK: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    GROUP: tl.constexpr, KEY_MASK: tl.constexpr, RAGGED: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, GROUP: tl.constexpr, KEY_MASK: tl.constexpr, RAGGED: tl.constexpr,
     BOTH_SIDES: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write delta and the gradient of BLOCK queries; return the sums of a program with theirs."""
@@ -46,13 +48,22 @@ def query_tile(
     norm = tl.load(statistics + places)
     if SPLIT:
         log_weight = tl.load(statistics + statistics_size + places)
-    o = tl.reshape(output.load([batch, head, token + i0, 0]), [BLOCK, VALUE_DIM])
-    grad = tl.reshape(grad_output.load([batch, head, token + i0, 0]), [BLOCK, VALUE_DIM])
+    left_over = queries - i0
+    o = rows(
+        output, batch, head, token + i0, left_over, output_b, output_h, output_n,
+        BLOCK, VALUE_DIM, VALUE_WIDTH,
+    )  # fmt: skip
+    grad = rows(
+        grad_output, batch, head, token + i0, left_over, upstream_b, upstream_h, upstream_n,
+        BLOCK, VALUE_DIM, VALUE_WIDTH,
+    )  # fmt: skip
+    if grad_query is not None or sums is not None:
+        q = rows(
+            query, batch, head, token + i0, left_over, query_b, query_h, query_n, BLOCK, DIM, WIDTH
+        )
     dot = tl.sum(o.to(tl.float32) * grad.to(tl.float32), 1)
     if grad_statistics is not None:
         dot -= tl.load(grad_statistics + places, mask=i < queries, other=0.0) * LOG2E
-    # Rows past the end may be the next sequence's; their weights are 0, this must be finite.
-    dot = tl.where(i < queries, dot, 0.0)
     tl.store(delta + places, dot)
     if grad_query is None and sums is None:
         return sum_below, sum_above, sum_inside
@@ -60,10 +71,15 @@ def query_tile(
     first, a, b, c, d, last = ranges(i0, keys, near, far, low, high, BLOCK, BLOCK)
     if mask is not None:
         mask += batch.to(tl.int64) * mask_b + head.to(tl.int64) * mask_h
-    q = tl.reshape(query.load([batch, head, token + i0, 0]), [BLOCK, DIM])
     scale2 = scale * LOG2E
     key_head = head // GROUP
     total = tl.zeros([BLOCK, DIM], tl.float32)
+    # The upper half of a tile's diagonals is the lower half of the next tile's: it waits for that.
+    SLOT: tl.constexpr = PARTS * BLOCK // 2
+    slot = tl.arange(0, SLOT)
+    waiting = -1
+    low_part = tl.zeros([SLOT], tl.float32)
+    high_part = tl.zeros([SLOT], tl.float32)
     for phase in tl.static_range(2):
         count = (b - a) + (d - c) if phase == 0 else (a - first) + (c - b) + (last - d)
         for number in tl.range(0, count):
@@ -74,6 +90,13 @@ def query_tile(
                 j0 = other_tile(number, first, a, b, c, d) * BLOCK
                 edge = 0.0
             j0 = tl.multiple_of(j0, BLOCK)
+            if phase == 1 and sums is not None:
+                diagonal = (j0 - i0) // BLOCK
+                is_inside = (diagonal >= first_diagonal) & (diagonal < end_diagonal)
+                place = sums + (diagonal - first_diagonal) * (2 * SLOT) + slot
+                # Asked for now, needed at the end.
+                old_low = tl.load(place, mask=is_inside, other=0.0)
+                old_high = tl.load(place + SLOT, mask=is_inside, other=0.0)
             if phase == 1 and scores is not None:
                 window = score_window(
                     scores, head, j0 - i0, low, high, shift, span, BLOCK, BLOCK, False
@@ -106,20 +129,28 @@ def query_tile(
             if grad_query is not None:
                 total = tl.dot(grad_logits.to(k.dtype), k, total, input_precision=PRECISION)
             if sums is not None:
-                is_below = j0 + BLOCK - 1 - i0 <= low
-                is_above = j0 - i0 - (BLOCK - 1) >= high
-                if is_below:
+                if j0 + BLOCK - 1 - i0 <= low:
                     sum_below += tl.sum(grad_logits, 1)
                 if BOTH_SIDES:  # noqa: SIM102 (one is for the compiler)
-                    if is_above:
+                    if j0 - i0 - (BLOCK - 1) >= high:
                         sum_above += tl.sum(grad_logits, 1)
                 if phase == 1:  # noqa: SIM102
-                    if not (is_below | is_above):
-                        sum_inside += add_diagonal_sums(
-                            grad_logits, sums, (j0 - i0) // BLOCK - first_diagonal,
-                            BLOCK, PARTS, SPLIT,
-                        )  # fmt: skip
+                    if is_inside:
+                        lowest, lower, upper, highest = diagonal_sums(
+                            grad_logits, tl.minimum(diagonal * diagonal, 0), BLOCK, PARTS
+                        )
+                        tl.store(place, old_low + (low_part + lowest))
+                        tl.store(place + SLOT, old_high + (high_part + lower))
+                        sum_inside += (lowest + lower) + (upper + highest)
+                        low_part = upper
+                        high_part = highest
+                        waiting = diagonal + 1 - first_diagonal
 
+    if sums is not None:  # noqa: SIM102
+        if waiting >= 0:
+            place = sums + waiting * (2 * SLOT) + slot
+            tl.store(place, tl.load(place) + low_part)
+            tl.store(place + SLOT, tl.load(place + SLOT) + high_part)
     if grad_query is not None:
         column = tl.arange(0, DIM)
         grad_query += batch.to(tl.int64) * grad_b + head.to(tl.int64) * grad_h
@@ -133,11 +164,12 @@ def query_tile(
 def query_kernel(
     query, key, value, output, grad_output, scores, band, mask, seed, cu_seqlens, start_pointer,
     grad_statistics, statistics, delta, grad_query, sums, sides,
+    query_b, query_h, query_n, output_b, output_h, output_n, upstream_b, upstream_h, upstream_n,
     grad_b, grad_h, grad_n, mask_b, mask_h, mask_q, mask_k, statistics_row, statistics_size,
     heads, sequences, tiles, programs, slots, queries, keys, start, left, right, shift, span,
     scale, threshold, kept_scale,
     BLOCK: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    GROUP: tl.constexpr, KEY_MASK: tl.constexpr, RAGGED: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, GROUP: tl.constexpr, KEY_MASK: tl.constexpr, RAGGED: tl.constexpr,
     BACKWARDS: tl.constexpr, BOTH_SIDES: tl.constexpr, PARTS: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -145,8 +177,8 @@ def query_kernel(
 
     `grad_query` or `sums` may be None; without both only delta is computed. A program takes
     some of a head's tiles of queries, all of one head so that their sums are one. `sides` holds for
-    each program what lies below the band, and with BOTH_SIDES what lies above it; otherwise all
-    that was summed along diagonals, from which that follows (`scores.entry_kernel`).
+    each program what lies below the band, and with BOTH_SIDES what lies above it; otherwise what
+    lies in it, from which that follows (`scores.entry_kernel`).
     """
     head = tl.program_id(0) // programs
     own_start = start
@@ -156,37 +188,52 @@ def query_kernel(
     one, other = band_ends(band, head)
     low, high = band_distances(scores, band, one, other, own_start, shift, span)
     below, above = edge_scores(scores, head, low, high, shift, span)
-    first_diagonal = 0
+    first_diagonal, diagonal_count = 0, 0
     if sums is not None:
-        first_diagonal, count = diagonals(low, high, near, far, queries, keys, BLOCK)
+        first_diagonal, diagonal_count = diagonals(low, high, near, far, queries, keys, BLOCK)
         sums += tl.program_id(0).to(tl.int64) * slots * (BLOCK * PARTS)
-        clear(sums, count, BLOCK, PARTS)
+        clear(sums, diagonal_count, BLOCK, PARTS)
     sum_below = tl.zeros([BLOCK], tl.float32)
     sum_above = tl.zeros([BLOCK], tl.float32)
-    sum_inside = tl.zeros([BLOCK * PARTS], tl.float32)
-    for item in tl.range(tl.program_id(0) % programs, sequences * tiles, programs):
+    sum_inside = tl.zeros([BLOCK * PARTS // 2], tl.float32)
+    for begin in tl.range(0, sequences * tiles, programs):
+        # There and back again, so that nobody has only long rows of a causal mask.
+        number = tl.program_id(0) % programs
+        back = begin // programs % 2 == 1
+        item = begin + tl.where(back, programs - 1 - number, number)
+        is_there = item < sequences * tiles
+        item = tl.minimum(item, sequences * tiles - 1)
         tile = item % tiles
         if BACKWARDS:
             tile = tiles - 1 - tile
         _, _, batch, token, row, row_start, some_queries, some_keys, _ = place(
             item // tiles * heads + head, heads, cu_seqlens, None, own_start, queries, keys
         )
-        if tile * BLOCK < some_queries:
+        if is_there & (tile * BLOCK < some_queries):
             sum_below, sum_above, sum_inside = query_tile(
-                sum_below, sum_above, sum_inside, sums, first_diagonal,
+                sum_below, sum_above, sum_inside, sums,
+                first_diagonal, first_diagonal + diagonal_count,
                 head, batch, token, row, row_start, tile * BLOCK, some_queries, some_keys,
                 near, far, low, high, below, above,
                 query, key, value, output, grad_output, scores, mask, seed,
                 grad_statistics, statistics, delta, grad_query,
-                grad_b, grad_h, grad_n, mask_b, mask_h, mask_q, mask_k,
-                statistics_row, statistics_size, left, right, shift, span, scale, threshold,
-                kept_scale, BLOCK, DIM, VALUE_DIM, WIDTH, GROUP, KEY_MASK, RAGGED,
+                query_b, query_h, query_n, output_b, output_h, output_n,
+                upstream_b, upstream_h, upstream_n, grad_b, grad_h, grad_n,
+                mask_b, mask_h, mask_q, mask_k, statistics_row, statistics_size,
+                left, right, shift, span, scale, threshold, kept_scale,
+                BLOCK, DIM, VALUE_DIM, WIDTH, VALUE_WIDTH, GROUP, KEY_MASK, RAGGED,
                 BOTH_SIDES, PARTS, SPLIT, PRECISION,
             )  # fmt: skip
     if sides is not None:
+        some_below, some_above = outside(
+            sums, first_diagonal, diagonal_count, low, high, BLOCK, PARTS
+        )
         sides += tl.program_id(0) * 2
-        tl.store(sides, tl.sum(sum_below, 0))
-        tl.store(sides + 1, tl.sum(sum_above, 0) if BOTH_SIDES else tl.sum(sum_inside, 0))
+        tl.store(sides, tl.sum(sum_below, 0) + some_below)
+        if BOTH_SIDES:
+            tl.store(sides + 1, tl.sum(sum_above, 0) + some_above)
+        else:
+            tl.store(sides + 1, tl.sum(sum_inside, 0) - some_below - some_above)
 
 
 @triton.jit

@@ -20,7 +20,8 @@ class Tiles:
     @property
     def parts(self) -> int:
         """Threads that share a diagonal of a square tile (`scores.diagonal_sums`)."""
-        return max(1, min(32 * self.num_warps // self.block_n, self.block_m))
+        # Two diagonals for each thread.
+        return min(64 * self.num_warps // self.block_n, self.block_m)
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,16 @@ class Config:
     forward: Tiles
     query: Tiles
     key: Tiles
+    # The query kernel where the scores have a gradient, which takes shared memory too.
+    trained: Tiles
     # One loop in the key kernel, or one over the plain tiles and one over the others.
     one_key_loop: bool = False
 
     def __post_init__(self) -> None:
         assert TALLEST_TILE >= self.forward.block_m >= self.query.block_m >= self.key.block_m
-        assert self.query.block_m == self.query.block_n
+        assert (
+            self.query.block_m == self.query.block_n == self.trained.block_m == self.trained.block_n
+        )
 
 
 def config(
@@ -56,12 +61,13 @@ def config(
         warps = 8 if bytes_per_number == 4 or width > 64 else 4
         square = Tiles(size, size, warps, 1)
         taller = Tiles(max(32, size) if width > 64 else 64, size, 8, 1)
-        return Config(taller, square, square, one_key_loop=width <= 64)
+        return Config(taller, square, square, square, one_key_loop=width <= 64)
     if width <= 64:
         return Config(
             forward=Tiles(64, 64 if keys <= 1024 or causal else 128, 4, 2),
             query=Tiles(64, 64, 4, 3, maxnreg=168),
             key=Tiles(64, 64, 4, 3, maxnreg=168),
+            trained=Tiles(64, 64, 4, 3, maxnreg=168),
             # The assembler serialises the matrix units in one loop for other widths.
             one_key_loop=width == 64,
         )
@@ -70,9 +76,10 @@ def config(
             forward=Tiles(128, 64, 4, 2),
             query=Tiles(64, 64, 4, 2),
             key=Tiles(64, 64, 4, 2),
+            trained=Tiles(64, 64, 4, 2),
         )
     square = Tiles(64, 64, 8, 1)
-    return Config(Tiles(128, 64, 8, 2), square, square)
+    return Config(Tiles(128, 64, 8, 2), square, square, square)
 
 
 # For sequences that fit one tile (small.py), by its height.

@@ -22,7 +22,7 @@ from tisa.attention.triton.scores import entry_kernel
 from tisa.attention.triton.small import small_kernel
 
 # Entries of the score vector whose gradient one program writes.
-ENTRIES = 64
+ENTRIES = 32
 # Programs of the kernel for short sequences: one for each multiprocessor of a large GPU.
 SMALL_PROGRAMS = 132
 # Programs of the query kernel where the scores have a gradient, each with sums of its own: as many
@@ -58,12 +58,12 @@ def _scratch(problem: Problem, wanted: tuple[bool, bool, bool, bool]) -> tuple[i
     query, key, _, scores = wanted
     if problem.small and query and key:
         small = _small_tiles(problem)
-        each = 2 * small.block_m * small.parts
-        return 0, problem.heads * _small_programs(problem) * each if scores else 0, 0
+        programs = problem.heads * _small_programs(problem) if scores else 0
+        return 0, programs * 2 * small.block_m * small.parts, 0
     _, rows, places = statistics_shape(problem.inputs.query, problem.inputs.cu_seqlens)
     sums = sides = 0
     if scores:
-        tiles, programs = problem.tiles.query, problem.heads * _query_programs(problem, True)
+        tiles, programs = problem.tiles.trained, problem.heads * _query_programs(problem, True)
         sums = programs * _slots(problem) * tiles.block_m * tiles.parts
         sides = programs * 2
     return rows * places, sums, sides
@@ -90,7 +90,7 @@ def backward(
     if gradients.scores is not None:
         launches.append(
             _entries(
-                problem, problem.tiles.query, sums, sides, gradients.scores,
+                problem, problem.tiles.trained, sums, sides, gradients.scores,
                 _query_programs(problem, True), _slots(problem),
                 both_sides=_both_sides(problem, upstream),
             )
@@ -106,15 +106,18 @@ def _query(
     sums: Tensor,
     sides: Tensor,
 ) -> Launch:
-    tiles, statistics = problem.tiles.query, upstream.statistics
-    trained = gradients.scores is not None
+    statistics, trained = upstream.statistics, gradients.scores is not None
+    tiles = problem.tiles.trained if trained else problem.tiles.query
     programs = _query_programs(problem, trained)
     arguments = dict(
-        query=problem.read("query", tiles.block_m),
+        query=problem.query,
+        **strides("query", problem.query),
         key=problem.read("key", tiles.block_n),
         value=problem.read("value", tiles.block_n),
-        output=descriptor(upstream.output, tiles.block_m, problem.value_dim),
-        grad_output=descriptor(upstream.grad_output, tiles.block_m, problem.value_dim),
+        output=upstream.output,
+        **strides("output", upstream.output),
+        grad_output=upstream.grad_output,
+        **strides("upstream", upstream.grad_output),
         grad_statistics=upstream.grad_statistics,
         statistics=statistics,
         statistics_row=statistics.shape[2],
@@ -123,7 +126,7 @@ def _query(
         grad_query=gradients.query,
         **strides("grad", gradients.query),
         sums=sums if trained else None,
-        sides=sides if trained else None,
+        sides=sides if trained and problem.inputs.band is not None else None,
         heads=problem.heads,
         sequences=problem.sequences,
         tiles=problem.count(tiles.block_m),
@@ -132,6 +135,7 @@ def _query(
         scale=problem.inputs.scale,
         BLOCK=tiles.block_m,
         WIDTH=problem.width,
+        VALUE_WIDTH=problem.value_width,
         RAGGED=problem.ragged(tiles.block_n),
         BACKWARDS=problem.inputs.right is not None,
         BOTH_SIDES=_both_sides(problem, upstream),
@@ -208,7 +212,7 @@ def _entries(
     places = problem.places
     arguments = dict(
         sums=sums,
-        sides=sides,
+        sides=None if problem.inputs.band is None else sides,
         grad_scores=grad_scores,
         heads=problem.heads,
         programs=programs,

@@ -6,8 +6,8 @@ order. A program works through many tiles of one head; a kernel of its own, here
 programs have.
 
 Tiles are BLOCK × BLOCK, and number D of a row stands at distance D · BLOCK. Its diagonals reach to
-both sides of that: distances D · BLOCK + c and (D − 1) · BLOCK + c, c from 0 to BLOCK − 1. So a
-program's sums are slots of BLOCK distances, and a tile adds to two of them.
+both sides of that, from (D − 1) · BLOCK to (D + 1) · BLOCK − 1. A program's sums are slots of
+BLOCK / 2 distances; a tile adds to four of them.
 
 Tiles wholly outside the band are not summed along diagonals: they give all they have to the band's
 edge. What is above the band is what is missing to 0: each row of dS sums to 0 (or, if the
@@ -36,81 +36,97 @@ def diagonals(low, high, near, far, queries, keys, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def diagonal_sums(tile, BLOCK: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr):
-    """Return the sums along a tile's diagonals: of distances below its first entry's, and the rest.
-
-    Each is PARTS × BLOCK numbers, PARTS for every diagonal: one for each thread, which adds up the
-    rows i = PARTS · g + part of one diagonal by itself. EXACT: the first is not had by difference,
-    which costs it the digits that the second has more.
-    """
-    LOW: tl.constexpr = 32 // PARTS if PARTS < 32 else 1
-    THREADS: tl.constexpr = PARTS * BLOCK
-    ROWS: tl.constexpr = BLOCK // PARTS
-    # In this order neither writing it (8 rows × 8 columns by a warp) nor reading it along the
-    # diagonals (LOW columns × PARTS rows) meets a bank of the shared memory much more than once.
-    flat = tl.reshape(tile, [ROWS, PARTS, BLOCK // LOW, LOW])
-    flat = tl.reshape(tl.permute(flat, [0, 2, 1, 3]), [BLOCK * BLOCK])
-    thread = tl.arange(0, THREADS)[None, :]
-    part = thread // LOW % PARTS
-    reach = tl.arange(0, ROWS)[:, None] * PARTS + part
-    reach += thread // (LOW * PARTS) * LOW + thread % LOW
-    j = reach % BLOCK
-    index = tl.arange(0, ROWS)[:, None] * (PARTS * BLOCK)
-    index += j // LOW * (LOW * PARTS) + part * LOW + j % LOW
-    turned = tl.gather(flat, tl.reshape(index, [BLOCK * BLOCK]), 0)
-    turned = tl.reshape(turned, [ROWS, THREADS])
-    rest = tl.sum(tl.where(reach < BLOCK, turned, 0.0), 0)
-    if EXACT:
-        below = tl.sum(tl.where(reach >= BLOCK, turned, 0.0), 0)
-    else:
-        below = tl.sum(turned, 0) - rest
-    return below, rest
+def distances(slot, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """Return the distance that each number of a slot belongs to; slot 0 starts at distance 0."""
+    thread = tl.arange(0, PARTS * BLOCK // 2)
+    return slot * (BLOCK // 2) + thread // (PARTS * PARTS) * PARTS + thread % PARTS
 
 
 @triton.jit
-def add_diagonal_sums(
-    tile, sums, diagonal, BLOCK: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr
-):
-    """Add a tile's diagonals to a program's sums; return their sum in parts.
+def diagonal_sums(tile, zero, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """Return the sums along a tile's diagonals as four slots, the lowest distances first.
 
-    `diagonal` counts from the first one that is summed.
+    A slot has PARTS numbers for each of BLOCK / 2 distances: one for each thread, which adds up the
+    rows i = PARTS · row + part of a diagonal by itself. `zero` is 0; in a loop, one that the
+    compiler cannot see through: otherwise it computes all indices before the loop and keeps them in
+    registers, of which there are too few.
     """
-    THREADS: tl.constexpr = PARTS * BLOCK
-    below, rest = diagonal_sums(tile, BLOCK, PARTS, EXACT)
-    slot = sums + diagonal * THREADS + tl.arange(0, THREADS)
-    tl.store(slot, tl.load(slot) + below)
-    tl.store(slot + THREADS, tl.load(slot + THREADS) + rest)
-    return below + rest
+    HALF: tl.constexpr = BLOCK // 2
+    ROWS: tl.constexpr = BLOCK // PARTS
+    # The columns of the diagonals that start at column c (below BLOCK / 2) and at c + BLOCK / 2 are
+    # the same in the two halves of the tile, changing sides: one index for both.
+    left, right = tl.split(tl.permute(tl.reshape(tile, [BLOCK, 2, HALF]), [0, 2, 1]))
+    row = tl.arange(0, ROWS)[:, None]
+    part = tl.arange(0, PARTS * HALF)[None, :] // PARTS % PARTS
+    reach = part + distances(0, BLOCK, PARTS)[None, :]
+    turn = (row + reach // PARTS + zero) & (HALF // PARTS - 1)
+    index = row * (PARTS * HALF) + turn * (PARTS * PARTS) + (part * PARTS + reach % PARTS)
+    x = _gathered(left, index, BLOCK, PARTS)
+    y = _gathered(right, index, BLOCK, PARTS)
+    # How often the diagonal that starts at c has changed sides, up to this row: 0, 1 or 2 times.
+    reach += row * PARTS
+    none = reach < HALF
+    once = reach < BLOCK
+    return (
+        tl.sum(tl.where(once, 0.0, x), 0),
+        tl.sum(tl.where(none, 0.0, tl.where(once, x, y)), 0),
+        tl.sum(tl.where(none, x, tl.where(once, y, 0.0)), 0),
+        tl.sum(tl.where(none, y, 0.0), 0),
+    )
+
+
+@triton.jit
+def _gathered(half, index, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """Return half a tile read along the diagonals: rows × threads."""
+    ROWS: tl.constexpr = BLOCK // PARTS
+    # In squares of PARTS × PARTS: so neither writing it (by a warp, 8 rows × 8 columns) nor reading
+    # it along the diagonals meets a bank of the shared memory more than once.
+    flat = tl.reshape(half, [ROWS, PARTS, ROWS // 2, PARTS])
+    flat = tl.reshape(tl.permute(flat, [0, 2, 1, 3]), [BLOCK * BLOCK // 2])
+    turned = tl.gather(flat, tl.reshape(index, [BLOCK * BLOCK // 2]), 0)
+    return tl.reshape(turned, [ROWS, PARTS * BLOCK // 2])
 
 
 @triton.jit
 def clear(sums, count, BLOCK: tl.constexpr, PARTS: tl.constexpr):
     """Set a program's sums to 0."""
-    THREADS: tl.constexpr = PARTS * BLOCK
-    for slot in tl.range(0, count + 1):
-        tl.store(sums + slot * THREADS + tl.arange(0, THREADS), tl.zeros([THREADS], tl.float32))
+    SLOT: tl.constexpr = PARTS * BLOCK // 2
+    for slot in tl.range(0, 2 * count + 2):
+        tl.store(sums + slot * SLOT + tl.arange(0, SLOT), tl.zeros([SLOT], tl.float32))
 
 
 @triton.jit
-def _added_up(
-    sums, d, first, count, programs, slots,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    """Return the sum of all programs' sums for each distance."""
-    LOW: tl.constexpr = 32 // PARTS if PARTS < 32 else 1
-    slot = _floor(d, BLOCK) - first + 1
-    c = d - _floor(d, BLOCK) * BLOCK
-    there = (slot >= 0) & (slot <= count) & (count > 0)
-    spot = slot * (BLOCK * PARTS) + c // LOW * (LOW * PARTS) + c % LOW
-    total = tl.zeros_like(d).to(tl.float32)
-    # Many at a time, so that their loads are under way together.
-    ahead = tl.arange(0, AHEAD)[:, None]
-    for begin in tl.range(0, programs * PARTS, AHEAD):
-        number = begin + ahead
-        row = (number // PARTS).to(tl.int64) * slots * (BLOCK * PARTS) + number % PARTS * LOW
-        read = there[None, :] & (number < programs * PARTS)
-        total += tl.sum(tl.load(sums + row + spot[None, :], mask=read, other=0.0), 0)
-    return total
+def outside(sums, first, count, low, high, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """Return what a program has summed of distances below the band, and above it.
+
+    Those are in the four slots at either end.
+    """
+    SLOT: tl.constexpr = PARTS * BLOCK // 2
+    below = tl.zeros([SLOT], tl.float32)
+    above = tl.zeros([SLOT], tl.float32)
+    place = sums + tl.arange(0, SLOT)
+    last = 2 * count + 1
+    for number in tl.static_range(4):
+        d = distances(2 * first - 2 + number, BLOCK, PARTS)
+        below += tl.load(place + number * SLOT, mask=(d < low) & (number <= last), other=0.0)
+        slot = last - number
+        d = distances(2 * first - 2 + slot, BLOCK, PARTS)
+        above += tl.load(place + slot * SLOT, mask=(d > high) & (slot >= 0), other=0.0)
+    return tl.sum(below, 0), tl.sum(above, 0)
+
+
+@triton.jit
+def _sums_of_one_tile(sums, low, high, programs, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """Return what all programs have summed from distance `low` to `high`; each has one tile."""
+    NUMBERS: tl.constexpr = 2 * PARTS * BLOCK
+    number = tl.arange(0, NUMBERS)[None, :]
+    d = number // (PARTS * PARTS) * PARTS + number % PARTS - BLOCK
+    program = tl.arange(0, 16)[:, None]
+    total = tl.zeros([16, NUMBERS], tl.float32)
+    for begin in tl.range(0, programs, 16):
+        read = (d >= low) & (d <= high) & (begin + program < programs)
+        total += tl.load(sums + (begin + program) * NUMBERS + number, mask=read, other=0.0)
+    return tl.sum(tl.sum(total, 0), 0)
 
 
 @triton.jit
@@ -132,47 +148,49 @@ def entry_kernel(
     """Write the gradient of ENTRIES entries of a head's score vector.
 
     `sides` holds for each program what lies below the band and, with BOTH_SIDES, above it;
-    otherwise what was summed along diagonals. ONE_TILE: a sequence is one tile (small.py).
+    otherwise in it. ONE_TILE: a sequence is one tile (small.py), and there are no `sides`.
     """
+    AHEAD: tl.constexpr = 4096 // ENTRIES
     blocks = tl.cdiv(span, ENTRIES)
     head = tl.program_id(0) // blocks
+    lowest = (tl.program_id(0) % blocks) * ENTRIES - shift
+    d = lowest + tl.arange(0, ENTRIES)
     if start_pointer is not None:
         start = tl.load(start_pointer).to(tl.int32)
     near, far = visible_distances(start, left, right)
     one, other = band_ends(band, head)
     low, high = band_distances(scores, band, one, other, start, shift, span)
-    if ONE_TILE:
-        first, count = 0, 1
-    else:
-        first, count = diagonals(low, high, near, far, queries, keys, BLOCK)
-    sums += (head * programs).to(tl.int64) * slots * (BLOCK * PARTS)
-    lowest = (tl.program_id(0) % blocks) * ENTRIES - shift
-    d = lowest + tl.arange(0, ENTRIES)
-    total = _added_up(sums, d, first, count, programs, slots, BLOCK, PARTS, 4096 // ENTRIES)
-    if band is not None:
-        if sides is not None:
-            sides += head * programs * 2
-        if (low >= lowest) & (low < lowest + ENTRIES):
-            beyond = low - 1 - tl.arange(0, 2 * BLOCK)
-            held = tl.sum(
-                _added_up(sums, beyond, first, count, programs, slots, BLOCK, PARTS, 2048 // BLOCK),
-                0,
-            )
-            if sides is not None:
-                held += _sum_of_sides(sides, programs)
-            total += tl.where(d == low, held, 0.0)
-        if (high >= lowest) & (high < lowest + ENTRIES):
-            beyond = high + 1 + tl.arange(0, 2 * BLOCK)
-            held = tl.sum(
-                _added_up(sums, beyond, first, count, programs, slots, BLOCK, PARTS, 2048 // BLOCK),
-                0,
-            )
-            if sides is not None:
-                above = _sum_of_sides(sides + 1, programs)
-                if not BOTH_SIDES:
-                    above = -(above + _sum_of_sides(sides, programs))
-                held += above
-            total += tl.where(d == high, held, 0.0)
-    total = tl.where((d >= low) & (d <= high), total, 0.0)
+    total = tl.zeros([ENTRIES], tl.float32)
+    if (lowest <= high) & (lowest + ENTRIES > low):
+        if ONE_TILE:
+            first, count = 0, 1
+        else:
+            first, count = diagonals(low, high, near, far, queries, keys, BLOCK)
+        c = d - (first - 1) * BLOCK
+        there = (c >= 0) & (c < (count + 1) * BLOCK) & (count > 0) & (d >= low) & (d <= high)
+        sums += (head * programs).to(tl.int64) * slots * (BLOCK * PARTS)
+        spot = sums + c // PARTS * (PARTS * PARTS) + c % PARTS
+        # Many programs at a time, so that their loads are under way together.
+        ahead = tl.arange(0, AHEAD)[:, None]
+        for begin in tl.range(0, programs * PARTS, AHEAD):
+            number = begin + ahead
+            row = (number // PARTS).to(tl.int64) * slots * (BLOCK * PARTS) + number % PARTS * PARTS
+            read = there[None, :] & (number < programs * PARTS)
+            total += tl.sum(tl.load(spot[None, :] + row, mask=read, other=0.0), 0)
+        if band is not None:
+            if (low >= lowest) & (low < lowest + ENTRIES):
+                if ONE_TILE:
+                    held = _sums_of_one_tile(sums, -BLOCK, low - 1, programs, BLOCK, PARTS)
+                else:
+                    held = _sum_of_sides(sides + head * programs * 2, programs)
+                total += tl.where(d == low, held, 0.0)
+            if (high >= lowest) & (high < lowest + ENTRIES):
+                if ONE_TILE:
+                    held = _sums_of_one_tile(sums, high + 1, BLOCK, programs, BLOCK, PARTS)
+                else:
+                    held = _sum_of_sides(sides + head * programs * 2 + 1, programs)
+                    if not BOTH_SIDES:
+                        held = -(held + _sum_of_sides(sides + head * programs * 2, programs))
+                total += tl.where(d == high, held, 0.0)
     entry = d + shift
     tl.store(grad_scores + head.to(tl.int64) * span + entry, total, mask=entry < span)

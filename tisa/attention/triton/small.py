@@ -116,7 +116,8 @@ def small_kernel(
             inside = (i < queries)[:, None] & (column < WIDTH)[None, :]
             tl.store(out, grad_q.to(q.dtype), mask=inside)
     if sums is not None:
-        below, rest = diagonal_sums(total, BLOCK, PARTS, False)
-        sums += tl.program_id(0).to(tl.int64) * (2 * BLOCK * PARTS) + tl.arange(0, BLOCK * PARTS)
-        tl.store(sums, below)
-        tl.store(sums + BLOCK * PARTS, rest)
+        SLOT: tl.constexpr = BLOCK * PARTS // 2
+        slots = diagonal_sums(total, 0, BLOCK, PARTS)
+        sums += tl.program_id(0).to(tl.int64) * (4 * SLOT) + tl.arange(0, SLOT)
+        for number in tl.static_range(4):
+            tl.store(sums + number * SLOT, slots[number])

@@ -54,6 +54,26 @@ def place(unit, heads, cu_seqlens, start_pointer, start, queries, keys):
 
 
 @triton.jit
+def rows(
+    pointer, batch, head, first, count, stride_b, stride_h, stride_n,
+    BLOCK: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Return BLOCK rows of one head, zeros from row `count` on.
+
+    For what a program reads once. Through a descriptor one such tile would be waited for before the
+    next is asked for; these are under way together.
+    """
+    i = tl.arange(0, BLOCK)
+    column = tl.arange(0, DIM)
+    pointer += batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h
+    places = pointer + (first + i).to(tl.int64)[:, None] * stride_n + column[None, :]
+    there = (i < count)[:, None]
+    if WIDTH < DIM:
+        there = there & (column < WIDTH)[None, :]
+    return tl.load(places, mask=there, other=0.0)
+
+
+@triton.jit
 def visible_distances(start, left, right):
     """Return the lowest and highest visible distance."""
     near = -FARTHEST
