@@ -8,7 +8,14 @@ again from the statistics of the forward pass. The first also leaves behind what
 import triton
 import triton.language as tl
 
-from tisa.attention.triton.scores import clear, diagonal_sums, diagonals, outside
+from tisa.attention.triton.scores import (
+    all_parts,
+    clear,
+    diagonal_sums,
+    diagonals,
+    distances,
+    outside,
+)
 from tisa.attention.triton.tiles import (
     CHANGING,
     LOG2E,
@@ -76,7 +83,8 @@ def query_tile(
     total = tl.zeros([BLOCK, DIM], tl.float32)
     # The upper half of a tile's diagonals is the lower half of the next tile's: it waits for that.
     SLOT: tl.constexpr = PARTS * BLOCK // 2
-    slot = tl.arange(0, SLOT)
+    spot = distances(0, BLOCK, PARTS)
+    is_first = tl.arange(0, SLOT) // PARTS % PARTS == 0
     waiting = -1
     low_part = tl.zeros([SLOT], tl.float32)
     high_part = tl.zeros([SLOT], tl.float32)
@@ -93,10 +101,10 @@ def query_tile(
             if phase == 1 and sums is not None:
                 diagonal = (j0 - i0) // BLOCK
                 is_inside = (diagonal >= first_diagonal) & (diagonal < end_diagonal)
-                place = sums + (diagonal - first_diagonal) * (2 * SLOT) + slot
+                place = sums + (diagonal - first_diagonal) * BLOCK + spot
                 # Asked for now, needed at the end.
-                old_low = tl.load(place, mask=is_inside, other=0.0)
-                old_high = tl.load(place + SLOT, mask=is_inside, other=0.0)
+                old_low = tl.load(place, mask=is_first & is_inside, other=0.0)
+                old_high = tl.load(place + BLOCK // 2, mask=is_first & is_inside, other=0.0)
             if phase == 1 and scores is not None:
                 window = score_window(
                     scores, head, j0 - i0, low, high, shift, span, BLOCK, BLOCK, False
@@ -139,8 +147,10 @@ def query_tile(
                         lowest, lower, upper, highest = diagonal_sums(
                             grad_logits, tl.minimum(diagonal * diagonal, 0), BLOCK, PARTS
                         )
-                        tl.store(place, old_low + (low_part + lowest))
-                        tl.store(place + SLOT, old_high + (high_part + lower))
+                        old_low += all_parts(low_part + lowest, BLOCK, PARTS)
+                        old_high += all_parts(high_part + lower, BLOCK, PARTS)
+                        tl.store(place, old_low, mask=is_first)
+                        tl.store(place + BLOCK // 2, old_high, mask=is_first)
                         sum_inside += (lowest + lower) + (upper + highest)
                         low_part = upper
                         high_part = highest
@@ -148,9 +158,13 @@ def query_tile(
 
     if sums is not None:  # noqa: SIM102
         if waiting >= 0:
-            place = sums + waiting * (2 * SLOT) + slot
-            tl.store(place, tl.load(place) + low_part)
-            tl.store(place + SLOT, tl.load(place + SLOT) + high_part)
+            place = sums + waiting * BLOCK + spot
+            old_low = tl.load(place, mask=is_first) + all_parts(low_part, BLOCK, PARTS)
+            old_high = tl.load(place + BLOCK // 2, mask=is_first)
+            tl.store(place, old_low, mask=is_first)
+            tl.store(
+                place + BLOCK // 2, old_high + all_parts(high_part, BLOCK, PARTS), mask=is_first
+            )
     if grad_query is not None:
         column = tl.arange(0, DIM)
         grad_query += batch.to(tl.int64) * grad_b + head.to(tl.int64) * grad_h
@@ -191,8 +205,8 @@ def query_kernel(
     first_diagonal, diagonal_count = 0, 0
     if sums is not None:
         first_diagonal, diagonal_count = diagonals(low, high, near, far, queries, keys, BLOCK)
-        sums += tl.program_id(0).to(tl.int64) * slots * (BLOCK * PARTS)
-        clear(sums, diagonal_count, BLOCK, PARTS)
+        sums += tl.program_id(0).to(tl.int64) * slots * (BLOCK // 2)
+        clear(sums, diagonal_count, BLOCK)
     sum_below = tl.zeros([BLOCK], tl.float32)
     sum_above = tl.zeros([BLOCK], tl.float32)
     sum_inside = tl.zeros([BLOCK * PARTS // 2], tl.float32)
@@ -225,9 +239,7 @@ def query_kernel(
                 BOTH_SIDES, PARTS, SPLIT, PRECISION,
             )  # fmt: skip
     if sides is not None:
-        some_below, some_above = outside(
-            sums, first_diagonal, diagonal_count, low, high, BLOCK, PARTS
-        )
+        some_below, some_above = outside(sums, first_diagonal, diagonal_count, low, high, BLOCK)
         sides += tl.program_id(0) * 2
         tl.store(sides, tl.sum(sum_below, 0) + some_below)
         if BOTH_SIDES:

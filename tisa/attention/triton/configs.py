@@ -16,12 +16,14 @@ class Tiles:
     num_stages: int = 2
     # Registers per thread; None leaves it to the compiler.
     maxnreg: int | None = None
+    # Programs that run on one multiprocessor at once; where they must be as many as run at once.
+    resident: int = 1
 
     @property
     def parts(self) -> int:
         """Threads that share a diagonal of a square tile (`scores.diagonal_sums`)."""
         # Two diagonals for each thread.
-        return min(64 * self.num_warps // self.block_n, self.block_m)
+        return min(64 * self.num_warps // self.block_n, self.block_m // 2)
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def config(
             forward=Tiles(64, 64 if keys <= 1024 or causal else 128, 4, 2),
             query=Tiles(64, 64, 4, 3, maxnreg=168),
             key=Tiles(64, 64, 4, 3, maxnreg=168),
-            trained=Tiles(64, 64, 4, 3, maxnreg=168),
+            trained=Tiles(64, 64, 4, 3, maxnreg=168, resident=3),
             # The assembler serialises the matrix units in one loop for other widths.
             one_key_loop=width == 64,
         )
@@ -76,7 +78,7 @@ def config(
             forward=Tiles(128, 64, 4, 2),
             query=Tiles(64, 64, 4, 2),
             key=Tiles(64, 64, 4, 2),
-            trained=Tiles(64, 64, 4, 2),
+            trained=Tiles(64, 64, 4, 2, resident=2),
         )
     square = Tiles(64, 64, 8, 1)
     return Config(Tiles(128, 64, 8, 2), square, square, square)

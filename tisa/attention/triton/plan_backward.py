@@ -23,11 +23,9 @@ from tisa.attention.triton.small import small_kernel
 
 # Entries of the score vector whose gradient one program writes.
 ENTRIES = 32
-# Programs of the kernel for short sequences: one for each multiprocessor of a large GPU.
-SMALL_PROGRAMS = 132
-# Programs of the query kernel where the scores have a gradient, each with sums of its own: as many
-# as a large GPU runs at once, three on each multiprocessor.
-QUERY_PROGRAMS = 396
+# Of a large GPU. Kernels whose programs take many tiles, one after the other, have so many programs
+# (or a small multiple).
+MULTIPROCESSORS = 132
 
 
 class Gradients(NamedTuple):
@@ -59,12 +57,12 @@ def _scratch(problem: Problem, wanted: tuple[bool, bool, bool, bool]) -> tuple[i
     if problem.small and query and key:
         small = _small_tiles(problem)
         programs = problem.heads * _small_programs(problem) if scores else 0
-        return 0, programs * 2 * small.block_m * small.parts, 0
+        return 0, programs * 2 * small.block_m, 0
     _, rows, places = statistics_shape(problem.inputs.query, problem.inputs.cu_seqlens)
     sums = sides = 0
     if scores:
         tiles, programs = problem.tiles.trained, problem.heads * _query_programs(problem, True)
-        sums = programs * _slots(problem) * tiles.block_m * tiles.parts
+        sums = programs * _slots(problem) * tiles.block_m // 2
         sides = programs * 2
     return rows * places, sums, sides
 
@@ -152,14 +150,14 @@ def _query_programs(problem: Problem, trained: bool) -> int:
     items = problem.sequences * problem.count(problem.tiles.query.block_m)
     if not trained:
         return items
-    most = max(1, QUERY_PROGRAMS // problem.heads)
+    most = max(1, MULTIPROCESSORS * problem.tiles.trained.resident // problem.heads)
     return triton.cdiv(items, triton.cdiv(items, most))
 
 
 def _slots(problem: Problem) -> int:
-    """Return how many times BLOCK distances a program may have to sum."""
+    """Return how many slots of the query kernel's BLOCK / 2 distances a program may need."""
     block = problem.tiles.query.block_m
-    return problem.count(block) + problem.count(block, keys=True)
+    return 2 * (problem.count(block) + problem.count(block, keys=True))
 
 
 def _key(
@@ -218,7 +216,6 @@ def _entries(
         programs=programs,
         slots=slots,
         BLOCK=tiles.block_m,
-        PARTS=tiles.parts,
         ENTRIES=ENTRIES,
         ONE_TILE=one_tile,
         BOTH_SIDES=both_sides,
@@ -272,7 +269,7 @@ def _small(
     )
     launches = [Launch(small_kernel, problem.heads * programs, arguments)]
     if scores is not None:
-        launches.append(_entries(problem, tiles, sums, None, scores, programs, 2, one_tile=True))
+        launches.append(_entries(problem, tiles, sums, None, scores, programs, 4, one_tile=True))
     return launches
 
 
@@ -281,7 +278,7 @@ def _small_tiles(problem: Problem) -> Tiles:
 
 
 def _small_programs(problem: Problem) -> int:
-    return max(1, min(problem.sequences, SMALL_PROGRAMS // problem.heads))
+    return max(1, min(problem.sequences, MULTIPROCESSORS // problem.heads))
 
 
 def _both_sides(problem: Problem, upstream: Upstream) -> bool:

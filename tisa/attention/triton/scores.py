@@ -88,44 +88,46 @@ def _gathered(half, index, BLOCK: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
-def clear(sums, count, BLOCK: tl.constexpr, PARTS: tl.constexpr):
-    """Set a program's sums to 0."""
-    SLOT: tl.constexpr = PARTS * BLOCK // 2
-    for slot in tl.range(0, 2 * count + 2):
-        tl.store(sums + slot * SLOT + tl.arange(0, SLOT), tl.zeros([SLOT], tl.float32))
+def all_parts(x, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """Return a slot with the sum of its parts in each of them."""
+    parts = tl.reshape(x, [BLOCK // 2 // PARTS, PARTS, PARTS])
+    parts = tl.broadcast_to(tl.sum(parts, 1)[:, None, :], parts.shape)
+    return tl.reshape(parts, [PARTS * BLOCK // 2])
 
 
 @triton.jit
-def outside(sums, first, count, low, high, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+def clear(sums, count, BLOCK: tl.constexpr):
+    """Set a program's sums to 0."""
+    for slot in tl.range(0, count + 1):
+        tl.store(sums + slot * BLOCK + tl.arange(0, BLOCK), tl.zeros([BLOCK], tl.float32))
+
+
+@triton.jit
+def outside(sums, first, count, low, high, BLOCK: tl.constexpr):
     """Return what a program has summed of distances below the band, and above it.
 
     Those are in the four slots at either end.
     """
-    SLOT: tl.constexpr = PARTS * BLOCK // 2
-    below = tl.zeros([SLOT], tl.float32)
-    above = tl.zeros([SLOT], tl.float32)
-    place = sums + tl.arange(0, SLOT)
-    last = 2 * count + 1
-    for number in tl.static_range(4):
-        d = distances(2 * first - 2 + number, BLOCK, PARTS)
-        below += tl.load(place + number * SLOT, mask=(d < low) & (number <= last), other=0.0)
-        slot = last - number
-        d = distances(2 * first - 2 + slot, BLOCK, PARTS)
-        above += tl.load(place + slot * SLOT, mask=(d > high) & (slot >= 0), other=0.0)
+    number = tl.arange(0, 2 * BLOCK)
+    d = (first - 1) * BLOCK + number
+    there = (d < low) & (number < (count + 1) * BLOCK)
+    below = tl.load(sums + number, mask=there, other=0.0)
+    number = (count + 1) * BLOCK - 1 - number
+    d = (first - 1) * BLOCK + number
+    above = tl.load(sums + number, mask=(d > high) & (number >= 0), other=0.0)
     return tl.sum(below, 0), tl.sum(above, 0)
 
 
 @triton.jit
-def _sums_of_one_tile(sums, low, high, programs, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+def _sums_of_one_tile(sums, low, high, programs, BLOCK: tl.constexpr):
     """Return what all programs have summed from distance `low` to `high`; each has one tile."""
-    NUMBERS: tl.constexpr = 2 * PARTS * BLOCK
-    number = tl.arange(0, NUMBERS)[None, :]
-    d = number // (PARTS * PARTS) * PARTS + number % PARTS - BLOCK
+    number = tl.arange(0, 2 * BLOCK)[None, :]
+    d = number - BLOCK
     program = tl.arange(0, 16)[:, None]
-    total = tl.zeros([16, NUMBERS], tl.float32)
+    total = tl.zeros([16, 2 * BLOCK], tl.float32)
     for begin in tl.range(0, programs, 16):
         read = (d >= low) & (d <= high) & (begin + program < programs)
-        total += tl.load(sums + (begin + program) * NUMBERS + number, mask=read, other=0.0)
+        total += tl.load(sums + (begin + program) * (2 * BLOCK) + number, mask=read, other=0.0)
     return tl.sum(tl.sum(total, 0), 0)
 
 
@@ -142,15 +144,14 @@ def _sum_of_sides(sides, programs):
 def entry_kernel(
     sums, sides, scores, band, start_pointer, grad_scores,
     heads, programs, slots, queries, keys, start, left, right, shift, span,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, ENTRIES: tl.constexpr, ONE_TILE: tl.constexpr,
-    BOTH_SIDES: tl.constexpr,
+    BLOCK: tl.constexpr, ENTRIES: tl.constexpr, ONE_TILE: tl.constexpr, BOTH_SIDES: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of ENTRIES entries of a head's score vector.
 
     `sides` holds for each program what lies below the band and, with BOTH_SIDES, above it;
     otherwise in it. ONE_TILE: a sequence is one tile (small.py), and there are no `sides`.
     """
-    AHEAD: tl.constexpr = 4096 // ENTRIES
+    AHEAD: tl.constexpr = 2048 // ENTRIES
     blocks = tl.cdiv(span, ENTRIES)
     head = tl.program_id(0) // blocks
     lowest = (tl.program_id(0) % blocks) * ENTRIES - shift
@@ -168,25 +169,23 @@ def entry_kernel(
             first, count = diagonals(low, high, near, far, queries, keys, BLOCK)
         c = d - (first - 1) * BLOCK
         there = (c >= 0) & (c < (count + 1) * BLOCK) & (count > 0) & (d >= low) & (d <= high)
-        sums += (head * programs).to(tl.int64) * slots * (BLOCK * PARTS)
-        spot = sums + c // PARTS * (PARTS * PARTS) + c % PARTS
+        sums += (head * programs).to(tl.int64) * slots * (BLOCK // 2)
         # Many programs at a time, so that their loads are under way together.
         ahead = tl.arange(0, AHEAD)[:, None]
-        for begin in tl.range(0, programs * PARTS, AHEAD):
-            number = begin + ahead
-            row = (number // PARTS).to(tl.int64) * slots * (BLOCK * PARTS) + number % PARTS * PARTS
-            read = there[None, :] & (number < programs * PARTS)
-            total += tl.sum(tl.load(spot[None, :] + row, mask=read, other=0.0), 0)
+        for begin in tl.range(0, programs, AHEAD):
+            row = (begin + ahead).to(tl.int64) * slots * (BLOCK // 2)
+            read = there[None, :] & (begin + ahead < programs)
+            total += tl.sum(tl.load(sums + row + c[None, :], mask=read, other=0.0), 0)
         if band is not None:
             if (low >= lowest) & (low < lowest + ENTRIES):
                 if ONE_TILE:
-                    held = _sums_of_one_tile(sums, -BLOCK, low - 1, programs, BLOCK, PARTS)
+                    held = _sums_of_one_tile(sums, -BLOCK, low - 1, programs, BLOCK)
                 else:
                     held = _sum_of_sides(sides + head * programs * 2, programs)
                 total += tl.where(d == low, held, 0.0)
             if (high >= lowest) & (high < lowest + ENTRIES):
                 if ONE_TILE:
-                    held = _sums_of_one_tile(sums, high + 1, BLOCK, programs, BLOCK, PARTS)
+                    held = _sums_of_one_tile(sums, high + 1, BLOCK, programs, BLOCK)
                 else:
                     held = _sum_of_sides(sides + head * programs * 2 + 1, programs)
                     if not BOTH_SIDES:

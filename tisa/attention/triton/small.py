@@ -9,7 +9,7 @@ read, which at these lengths costs more than the arithmetic.
 import triton
 import triton.language as tl
 
-from tisa.attention.triton.scores import diagonal_sums
+from tisa.attention.triton.scores import all_parts, diagonal_sums, distances
 from tisa.attention.triton.tiles import (
     CHANGING,
     LOG2E,
@@ -68,10 +68,12 @@ def small_kernel(
         v = tl.reshape(value.load([batch, head, token, 0]), [BLOCK, VALUE_DIM])
         logits = tl.dot(q, tl.trans(k)) * scale2
         if scores is not None:
-            # Not before the loop: there they would take registers that are spilled then.
+            # Not before the loop: there they would take registers that are spilled then. Nor does
+            # the compiler move them, since it cannot know that this is 0.
+            zero = tl.minimum(number, 0)
             one, other = band_ends(band, head)
             low, high = band_distances(scores, band, one, other, begin, shift, span)
-            window = score_window(scores, head, 0, low, high, shift, span, BLOCK, BLOCK, False)
+            window = score_window(scores, head, zero, low, high, shift, span, BLOCK, BLOCK, False)
             logits += spread(window, BLOCK, BLOCK, False)
         logits = hide(logits, 0, 0, keys, near, far, left, right, BLOCK, BLOCK, False, RAGGED)
         if mask is not None:
@@ -116,8 +118,9 @@ def small_kernel(
             inside = (i < queries)[:, None] & (column < WIDTH)[None, :]
             tl.store(out, grad_q.to(q.dtype), mask=inside)
     if sums is not None:
-        SLOT: tl.constexpr = BLOCK * PARTS // 2
         slots = diagonal_sums(total, 0, BLOCK, PARTS)
-        sums += tl.program_id(0).to(tl.int64) * (4 * SLOT) + tl.arange(0, SLOT)
+        is_first = tl.arange(0, BLOCK * PARTS // 2) // PARTS % PARTS == 0
+        sums += tl.program_id(0).to(tl.int64) * (2 * BLOCK)
         for number in tl.static_range(4):
-            tl.store(sums + number * SLOT, slots[number])
+            spots = sums + distances(number, BLOCK, PARTS)
+            tl.store(spots, all_parts(slots[number], BLOCK, PARTS), mask=is_first)
