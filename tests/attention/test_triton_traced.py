@@ -1,7 +1,11 @@
 """The fused operators as PyTorch's tracers see them, interpreted on the CPU."""
 
+import copy
+
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import tisa
 from tisa.attention.triton import interpreted, operators
@@ -91,3 +95,38 @@ def test_a_policy_of_checkpointing_sees_the_operator():
     with Looking():
         tisa.attention(*qkv, torch.randn(2, 19), backend="triton")
     assert any("triton_forward" in name for name in seen)
+
+
+class Mixer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scores = tisa.TISA(2)
+        self.projection = torch.nn.Linear(32, 96)
+
+    def forward(self, x):
+        shape = (*x.shape[:2], 3, 2, 16)
+        query, key, value = self.projection(x).view(shape).permute(2, 0, 3, 1, 4).unbind()
+        scores, band = self.scores(x.shape[1]), self.scores.band(query.dtype)
+        return tisa.attention(query, key, value, scores, band=band, backend="triton")
+
+
+def sharded(rank, store):
+    """In one of two processes: gradients of a sharded module against those of a whole one."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
+    )
+    torch.manual_seed(0)
+    module = Mixer()
+    whole = copy.deepcopy(module)
+    x = torch.randn(2, 20, 32)
+    fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+    module(x[rank : rank + 1]).square().mean().backward()
+    (whole(x[:1]).square().mean() + whole(x[1:]).square().mean()).div(2).backward()
+    for ours, expected in zip(module.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.full_tensor(), expected.grad)
+        assert expected.grad.abs().max() > 0
+    torch.distributed.destroy_process_group()
+
+
+def test_fully_sharded_in_two_processes(tmp_path):
+    torch.multiprocessing.spawn(sharded, (tmp_path / "store",), nprocs=2)
