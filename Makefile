@@ -5,9 +5,10 @@ READY := .venv/.ready
 
 .PHONY: test test-full lint demo benchmark format clean
 
+# A worker for each core.
 test: lint
-	$(BIN)/python -m pytest -m "not unchecked and not full"
-	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m "unchecked and not full"
+	$(BIN)/python -m pytest -n auto -m "not unchecked and not full"
+	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -n auto -m "unchecked and not full"
 
 # What is heavy: Inductor, FlexAttention, memory at full size, every kernel compiled.
 test-full: test

@@ -19,6 +19,10 @@ from jaxtyping import install_import_hook
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Workers side by side: a thread for each of them.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
 assert "tisa" not in sys.modules
 if os.environ.get("JAXTYPING_DISABLE") != "1":
     root = Path(__file__).parent.parent

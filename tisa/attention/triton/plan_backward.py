@@ -7,7 +7,8 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tisa.attention.triton.backward import key_kernel, query_kernel
+from tisa.attention.triton.backward_key import key_kernel
+from tisa.attention.triton.backward_query import query_kernel
 from tisa.attention.triton.configs import SMALL, Tiles
 from tisa.attention.triton.plan import Launch, compiled_as, strides
 from tisa.attention.triton.problem import (

@@ -1,9 +1,8 @@
 """The gradient of the score vector: dT[d] = Σ dS[i, i + d], over the sequences of the batch.
 
-Where dS of a tile is at hand (`backward.query_kernel`, `small.small_kernel`), the tile is summed
-along its diagonals and added to sums in memory that are the program's own: no atomics, so one
-order. A program works through many tiles of one head; a kernel of its own, here, adds up what the
-programs have.
+Where dS of a tile is at hand (backward_query.py, small.py), the tile is summed along its diagonals
+and added to sums in memory that are the program's own: no atomics, so one order. A program works
+through many tiles of one head; a kernel of its own, here, adds up what the programs have.
 
 Tiles are BLOCK × BLOCK, and number D of a row stands at distance D · BLOCK. Its diagonals reach to
 both sides of that, from (D − 1) · BLOCK to (D + 1) · BLOCK − 1. A program's sums are slots of
