@@ -1,0 +1,127 @@
+"""How much of a matrix is a function of the offset: the Toeplitz fit and its R².
+
+The least-squares Toeplitz fit of a matrix is the mean of each diagonal, so
+
+    R² = 1 − Σ (P − T)² / Σ (P − mean P)²,
+
+and the sums of every diagonal and of its squares are all that it needs. They are gathered block by
+block, so that of a product A Bᵀ never more than some rows exist, and a bootstrap over blocks of
+positions (`resampling`) costs next to nothing.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from tisa.offsets import join_block_diagonals, sum_diagonals
+from tisa.shapes import Float, Tensor
+
+BLOCKS = 16
+
+
+@dataclass(frozen=True)
+class Diagonals:
+    """Sums along the diagonals of each pair of blocks: entries, values, squares (float64)."""
+
+    counts: Float[Tensor, "blocks blocks block_span"]
+    sums: Float[Tensor, "blocks blocks block_span"]
+    squares: Float[Tensor, "blocks blocks block_span"]
+    positions: int
+
+    def whole(self) -> Float[Tensor, "3 span"]:
+        """Return counts, sums and squares of the matrix's diagonals, in the order of offsets."""
+        stacked = torch.stack((self.counts, self.sums, self.squares))
+        joined = join_block_diagonals(stacked)
+        surplus = (joined.shape[-1] + 1) // 2 - self.positions
+        return joined[..., surplus : joined.shape[-1] - surplus]
+
+
+def diagonals(
+    left: Float[Tensor, "positions width"],
+    right: Float[Tensor, "positions width"] | None = None,
+    *,
+    blocks: int = BLOCKS,
+) -> Diagonals:
+    """Return the sums along the diagonals of left · rightᵀ (of left · leftᵀ without `right`)."""
+    positions = left.shape[0]
+    size = max(1, -(-positions // min(blocks, positions)))
+    blocks = -(-positions // size)
+    left = _padded(left, blocks * size)
+    right = left if right is None else _padded(right, blocks * size)
+    there = _padded(torch.ones(positions, 1), blocks * size)
+    parts: list[list[Tensor]] = [[], [], []]
+    for start in range(0, blocks * size, size):
+        rows = slice(start, start + size)
+        values = (left[rows] @ right.T).reshape(size, blocks, size).transpose(0, 1)
+        exist = (there[rows] @ there.T).reshape(size, blocks, size).transpose(0, 1)
+        for part, entries in zip(parts, (exist, values, values**2), strict=True):
+            part.append(sum_diagonals(entries))
+    counts, sums, squares = (torch.stack(part) for part in parts)
+    return Diagonals(counts, sums, squares, positions)
+
+
+def _padded(table: Tensor, rows: int) -> Tensor:
+    full = torch.zeros(rows, table.shape[1], dtype=torch.float64)
+    full[: table.shape[0]] = table
+    return full
+
+
+def r2_of_sums(
+    counts: Float[Tensor, "*draws span"],
+    sums: Float[Tensor, "*draws span"],
+    squares: Float[Tensor, "*draws span"],
+    *,
+    off_diagonal: bool = False,
+) -> Float[Tensor, "*draws"]:
+    """Return R² from the sums of each diagonal; a matrix without variance has R² 1."""
+    if off_diagonal:
+        keep = torch.ones(counts.shape[-1], dtype=torch.bool)
+        keep[counts.shape[-1] // 2] = False
+        counts, sums, squares = counts[..., keep], sums[..., keep], squares[..., keep]
+    fitted = torch.where(counts > 0, sums**2 / counts.clamp_min(1e-30), 0.0).sum(-1)
+    mean = sums.sum(-1) ** 2 / counts.sum(-1)
+    total, explained = squares.sum(-1) - mean, fitted - mean
+    # Below the rounding of the sums themselves there is nothing left to explain.
+    constant = total <= 1e-12 * squares.sum(-1)
+    return torch.where(constant, 1.0, explained / total.clamp_min(1e-300))
+
+
+def toeplitz_r2(
+    left: Float[Tensor, "positions width"],
+    right: Float[Tensor, "positions width"] | None = None,
+    *,
+    off_diagonal: bool = False,
+) -> float:
+    """Return R² of left · rightᵀ around its mean; `off_diagonal` leaves the main diagonal out."""
+    counts, sums, squares = diagonals(left, right).whole()
+    return float(r2_of_sums(counts, sums, squares, off_diagonal=off_diagonal))
+
+
+def mean_diagonal(
+    left: Float[Tensor, "positions width"], right: Float[Tensor, "positions width"] | None = None
+) -> Float[Tensor, " span"]:
+    """Return the Toeplitz fit of left · rightᵀ as a score vector: the mean of each diagonal."""
+    counts, sums, _ = diagonals(left, right).whole()
+    return sums / counts
+
+
+def centred(table: Float[Tensor, "positions width"]) -> Float[Tensor, "positions width"]:
+    """Return the table with the mean of every column taken off."""
+    return table - table.mean(0, keepdim=True)
+
+
+def r2_by_block(
+    table: Float[Tensor, "positions width"], *, size: int = 128
+) -> list[tuple[int, int, float, float]]:
+    """Return (start, end, R², R² off the diagonal) of P among each block of positions."""
+    found = []
+    for start in range(0, table.shape[0], size):
+        part = table[start : start + size]
+        if part.shape[0] < min(16, size):
+            continue  # a rest of a few rows says nothing
+        counts, sums, squares = diagonals(part).whole()
+        whole, off = (
+            float(r2_of_sums(counts, sums, squares, off_diagonal=o)) for o in (False, True)
+        )
+        found.append((start, start + part.shape[0], whole, off))
+    return found

@@ -1,0 +1,121 @@
+"""`tisa analyze`: what models know about position, as a table, figures, numbers and a page."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tisa.analysis import Analysis
+
+
+def command(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL…",
+            help="A folder, a weight file beside its config.json, or a name on the hub.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder for index.html, numbers.json and the figures.")
+    ] = Path("report"),
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Run the models on this text: what attention does with distance."),
+    ] = None,
+    scores: Annotated[
+        Path | None,
+        typer.Option(help="CSV with the columns model and score: Toeplitzness against it."),
+    ] = None,
+    biases: Annotated[
+        bool, typer.Option("--biases", help="Add the biases of queries and keys to F̂_P.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all numbers as JSON instead of a table.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of nulls, intervals and word samples.")] = 0,
+) -> None:
+    """Show what pretrained models know about position.
+
+    Reads weights only, unless --text is given. Local files never touch the network.
+
+        tisa analyze path/to/bert --out report
+
+        tisa analyze bert-v1 bert-v2 --text wiki.txt --json
+    """
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    except ImportError:
+        raise ImportError(
+            "tisa analyze needs the package rich; pip install 'tisa[analysis]'"
+        ) from None
+    from tisa.analysis.analyze import analyze
+    from tisa.analysis.report import numbers_of_all, write_report
+    from tisa.analysis.scores import read_scores
+    from tisa.analysis.text import read_text
+
+    given = read_text(text) if text is not None else None
+    column = read_scores(scores) if scores is not None else None
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def tell(step: str) -> None:
+            bar.update(task, advance=1, description=step)
+
+        found = []
+        for number, model in enumerate(models, 1):
+            label = f"{number}/{len(models)} " if len(models) > 1 else ""
+            found.append(
+                analyze(
+                    model,
+                    text=given,
+                    biases=biases,
+                    seed=seed,
+                    progress=lambda step, label=label: tell(label + step),  # type: ignore[misc]
+                )
+            )
+        settings: dict[str, Any] = {"biases": biases, "seed": seed}
+        write_report(found, out, scores=column, settings=settings, progress=tell)
+    if as_json:
+        numbers = numbers_of_all(found, settings=settings, scores=column)
+        print(json.dumps(numbers, ensure_ascii=False, allow_nan=False))
+        return
+    console = Console()
+    console.print(_table(found))
+    console.print(f"Page, figures and numbers: {out / 'index.html'}", highlight=False)
+
+
+def _table(found: Sequence["Analysis"]) -> "Table":
+    from rich.table import Table
+
+    table = Table(title="Toeplitz R² of P, chance in brackets", title_justify="left")
+    table.add_column("model", overflow="fold")
+    for name in ("family", "positions", "whole", "off diagonal", "as read", "sensitive", "90 % in"):
+        table.add_column(name, justify="right")
+    for one in found:
+        if one.model is None or one.spectrum is None:
+            sets = f"{len(one.curves)} learned curve{'s' * (len(one.curves) != 1)}"
+            table.add_row(one.name, sets, *["–"] * 6)
+            continue
+        whole, read = one.invariance["table"], one.invariance["as_read"]
+        heads = one.heads[0].sensitive
+        table.add_row(
+            one.name,
+            one.family,
+            f"{one.model.positions.shape[0]} × {one.model.positions.shape[1]}",
+            f"{whole.r2:.3f} ({whole.null.whole:.3f})",
+            f"{whole.off_diagonal:.3f} ({whole.null.off_diagonal:.3f})",
+            f"{read.r2:.3f} ({read.null.whole:.3f})",
+            f"{sum(heads)} of {len(heads)} heads",
+            f"{one.spectrum.dimensions()} dims",
+        )
+    return table
