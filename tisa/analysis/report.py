@@ -28,8 +28,7 @@ def write_report(
     from tisa.analysis.figures import figures_of, figures_of_all
     from tisa.analysis.page import page_of
 
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out: expected a folder, got the file {str(out)!r}")
+    check_folder(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     tell = progress or (lambda step: None)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
@@ -50,6 +49,12 @@ def write_report(
         return _move(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a place for the report that is no folder."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out: expected a folder, got the file {str(out)!r}")
 
 
 def numbers_of_all(
@@ -80,6 +85,7 @@ def folder_name(found: Sequence[Analysis], number: int) -> str:
 def _save(figure: Any, path: Path, shows: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path.with_suffix(".png"), metadata={"Description": shows, "Software": None})
+    figure.set_layout_engine("none")  # its places are found
     # Without a date, and with fixed names for its parts, the same figure is the same file.
     from matplotlib import rc_context
 

@@ -52,20 +52,19 @@ def attention_by_offset(
 ) -> TextCurves:
     """Return logits and weights by offset, averaged over windows of the text."""
     model, tokenizer = _load(folder)
-    batches = _windows(tokenizer, text, length, windows)
+    batches, before, after = _windows(tokenizer, text, length, windows)
     total = None
     for number, ids in enumerate(batches):
         if progress:
             progress(f"text, window {number + 1} of {len(batches)}")
-        special = torch.tensor(
-            tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True)
-        ).bool()
+        plain = torch.zeros(len(ids), dtype=torch.bool)
+        plain[before : len(ids) - after] = True
         with torch.no_grad():
             output = model(torch.tensor([ids]), output_attentions=True)
         layers = output.attentions
         if not layers or any(layer is None for layer in layers):
             raise ValueError(f"--text: {folder} returns no attention weights; leave --text out")
-        sums = torch.stack([_by_offset(layer[0].float(), ~special, length) for layer in layers], 1)
+        sums = torch.stack([_by_offset(layer[0].float(), plain, length) for layer in layers], 1)
         total = sums if total is None else total + sums
     assert total is not None
     pairs, logits, weights = total
@@ -106,15 +105,21 @@ def _unrolled(attention: Float[Tensor, "heads queries window"]) -> Tensor:
     return dense[..., reach : reach + queries]
 
 
-def _windows(tokenizer: Any, text: str, length: int, windows: int) -> list[list[int]]:
-    extra = tokenizer.num_special_tokens_to_add()
+def _windows(
+    tokenizer: Any, text: str, length: int, windows: int
+) -> tuple[list[list[int]], int, int]:
+    """Return windows of the text, and how many special tokens stand before and after in each."""
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    size = length - extra
-    parts = [ids[start : start + size] for start in range(0, len(ids), size)][:windows]
-    if not parts or len(parts[0]) < 8:
+    if len(ids) < 8:
         raise ValueError(f"--text: expected at least 8 tokens, got {len(ids)}; give a longer text")
-    parts = [part for part in parts if len(part) >= min(8, size)]
-    return [tokenizer.build_inputs_with_special_tokens(part) for part in parts]
+    word = text.split()[0]
+    bare = tokenizer(word, add_special_tokens=False)["input_ids"]
+    dressed = tokenizer(word)["input_ids"]
+    before = next((i for i in range(len(dressed)) if dressed[i : i + len(bare)] == bare), 0)
+    first, last = dressed[:before], dressed[before + len(bare) :]
+    size = length - len(first) - len(last)
+    parts = [ids[start : start + size] for start in range(0, len(ids), size)][:windows]
+    return [[*first, *part, *last] for part in parts], len(first), len(last)
 
 
 def _model_type(folder: Path) -> Any:

@@ -56,10 +56,11 @@ def command(
             "tisa analyze needs the package rich; pip install 'tisa[analysis]'"
         ) from None
     from tisa.analysis.analyze import analyze
-    from tisa.analysis.report import numbers_of_all, write_report
+    from tisa.analysis.report import check_folder, numbers_of_all, write_report
     from tisa.analysis.scores import read_scores
     from tisa.analysis.text import read_text
 
+    check_folder(out)
     given = read_text(text) if text is not None else None
     column = read_scores(scores) if scores is not None else None
     columns = (
@@ -91,31 +92,38 @@ def command(
         return
     console = Console()
     console.print(_table(found))
+    for one in found:
+        if one.curves:
+            count = len(one.curves)
+            sets = "1 learned curve" if count == 1 else f"{count} learned curves"
+            console.print(f"{one.name}: {sets} per head", highlight=False)
     console.print(f"Page, figures and numbers: {out / 'index.html'}", highlight=False)
 
 
 def _table(found: Sequence["Analysis"]) -> "Table":
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title="Toeplitz R² of P, chance in brackets", title_justify="left")
+    table = Table(
+        title="Toeplitz R² of P, beside what chance gives", title_justify="left", box=SIMPLE_HEAD
+    )
     table.add_column("model", overflow="fold")
-    for name in ("family", "positions", "whole", "off diagonal", "as read", "sensitive", "90 % in"):
-        table.add_column(name, justify="right")
+    for name in ("R²", "chance", "off diag.", "chance", "as read", "heads", "dims"):
+        table.add_column(name, justify="right", no_wrap=True)
     for one in found:
         if one.model is None or one.spectrum is None:
-            sets = f"{len(one.curves)} learned curve{'s' * (len(one.curves) != 1)}"
-            table.add_row(one.name, sets, *["–"] * 6)
+            table.add_row(one.name, *["–"] * 7)
             continue
-        whole, read = one.invariance["table"], one.invariance["as_read"]
-        heads = one.heads[0].sensitive
+        whole, read, heads = one.invariance["table"], one.invariance["as_read"], one.heads[0]
+        numbers = (whole.r2, whole.null.whole, whole.off_diagonal, whole.null.off_diagonal, read.r2)
         table.add_row(
             one.name,
-            one.family,
-            f"{one.model.positions.shape[0]} × {one.model.positions.shape[1]}",
-            f"{whole.r2:.3f} ({whole.null.whole:.3f})",
-            f"{whole.off_diagonal:.3f} ({whole.null.off_diagonal:.3f})",
-            f"{read.r2:.3f} ({read.null.whole:.3f})",
-            f"{sum(heads)} of {len(heads)} heads",
-            f"{one.spectrum.dimensions()} dims",
+            *(f"{number:.3f}" for number in numbers),
+            f"{sum(heads.sensitive)}/{len(heads.sensitive)}",
+            f"{one.spectrum.dimensions()}/{one.model.positions.shape[1]}",
         )
+    table.caption = (
+        "heads: position-sensitive ones of the first layer; dims: for 90 % of the table's variance"
+    )
+    table.caption_justify = "left"
     return table

@@ -37,7 +37,8 @@ def toeplitz_bars(
             xlabel="Toeplitz R² (orange: chance alone)",
         )
         ax.invert_yaxis()
-        ax.set_title(title or "How much of P is a function of the offset")
+        figure.suptitle(title or "How much of P is a function of the offset",
+                        fontsize=10, x=0.01, ha="left", fontweight="bold")  # fmt: skip
     return figure
 
 
@@ -87,11 +88,24 @@ def offset_rows(
             for colour, row, line in zip(LINES, rows, of_rows, strict=False):
                 first, last = max(0, row - reach), min(positions, row + reach + 1)
                 seen = line[first:last]
-                places = torch.arange(first, last) - row
-                ax.plot(places, seen - seen.mean(), color=colour, lw=0.9, label=f"query {row}")
+                places = list(range(first - row, last - row))
+                ax.plot(
+                    places,
+                    (seen - seen.mean()).tolist(),
+                    color=colour,
+                    lw=0.9,
+                    label=f"query {row}",
+                )
             near = offsets.abs() <= reach
             mean = curve[near] - curve[near].mean()
-            ax.plot(offsets[near], mean, color=INK, lw=2, alpha=0.75, label="mean diagonal")
+            ax.plot(
+                offsets[near].tolist(),
+                mean.tolist(),
+                color=INK,
+                lw=2,
+                alpha=0.75,
+                label="mean diagonal",
+            )
             ax.set(title=f"head {head + 1}", xlabel="offset k = key − query", xlim=(-reach, reach))
             ax.axvline(0, color=PALE, lw=0.6)
         axes[0][0].set_ylabel("logits, row mean taken off")
@@ -114,12 +128,13 @@ def kernel_curves(
     columns = min(4, count)
     rows = -(-count // columns)
     near = offsets.abs() <= reach
-    k = offsets[near]
+    k = offsets[near].tolist()
     fine = torch.linspace(-reach, reach, 8 * reach + 1, dtype=torch.float64)
     u = fine - kernels.offset.double().unsqueeze(-1)
     each = kernels.amplitude.double().unsqueeze(-1) * torch.exp(
         -kernels.sharpness.double().abs().unsqueeze(-1) * u**2
     )
+    xs = fine.tolist()
     with rc_context(STYLE):
         figure, axes = axes_grid(
             rows, columns, (2.7 * columns + 0.3, 2.0 * rows + 0.6), squeeze=False, sharex=True
@@ -130,11 +145,11 @@ def kernel_curves(
                 continue
             base = float(constants[head])
             for kernel in each[head]:
-                ax.fill_between(fine, base, base + kernel, color=GREEN, alpha=0.22, lw=0)
-            ax.plot(k, curves[head][near], color=BLUE, lw=1.5, label="f(k)")
+                ax.fill_between(xs, base, (base + kernel).tolist(), color=GREEN, alpha=0.22, lw=0)
+            ax.plot(k, curves[head][near].tolist(), color=BLUE, lw=1.5, label="f(k)")
             ax.plot(
-                fine,
-                base + each[head].sum(0),
+                xs,
+                (base + each[head].sum(0)).tolist(),
                 color=ORANGE,
                 lw=1.1,
                 ls=(0, (4, 1.5)),
@@ -156,8 +171,15 @@ def kernel_errors(r2: Float[Tensor, "sizes heads"], *, title: str = "") -> Figur
     with rc_context(STYLE):
         figure, ax = axes_grid(1, 1, (5.4, 3.6))
         left = (1 - r2).clamp_min(1e-5)
-        ax.plot(left, color=BLUE, lw=0.9, alpha=0.5)
-        ax.plot(left.median(1).values, color=ORANGE, lw=2.4, marker="o", ms=5, label="median head")
+        ax.plot(left.tolist(), color=BLUE, lw=0.9, alpha=0.5)
+        ax.plot(
+            left.median(1).values.tolist(),
+            color=ORANGE,
+            lw=2.4,
+            marker="o",
+            ms=5,
+            label="median head",
+        )
         ax.set(xlabel="kernels S", ylabel="1 − R²", yscale="log", xticks=range(r2.shape[0]))
         ax.set_title(title or "What S kernels leave of each head's curve")
         ax.legend()
@@ -178,7 +200,7 @@ def spectrum(
         figure, axes = axes_grid(2, 1 + pairs, (2.8 * (1 + pairs), 5.0), squeeze=False)
         share = variance.cumsum(0)
         reached = int((share < 0.9).sum()) + 1
-        axes[0][0].plot(range(1, len(share) + 1), share, color=BLUE, lw=1.6)
+        axes[0][0].plot(range(1, len(share) + 1), share.tolist(), color=BLUE, lw=1.6)
         axes[0][0].plot([1, reached, reached], [0.9, 0.9, 0], color=ORANGE, lw=1, ls=":")
         axes[0][0].set(
             title=f"90 % in {reached} of {len(share)}",
@@ -186,23 +208,25 @@ def spectrum(
             ylabel="variance explained",
             ylim=(0, 1.02),
         )
-        axes[1][0].bar(range(1, min(24, len(variance)) + 1), variance[:24], color=BLUE)
+        axes[1][0].bar(range(1, min(24, len(variance)) + 1), variance[:24].tolist(), color=BLUE)
         axes[1][0].set(xlabel="component", ylabel="share")
         for pair in range(pairs):
             above, below = axes[0][1 + pair], axes[1][1 + pair]
+            # Fast ones would be a solid band.
+            shown = n if frequencies[2 * pair] < 20 else max(32, n // 8)
             for number, colour in ((2 * pair, BLUE), (2 * pair + 1, ORANGE)):
                 period = n / max(1.0, frequencies[number])
                 above.plot(
-                    trajectories[:, number],
+                    trajectories[:shown, number].tolist(),
                     color=colour,
                     lw=0.8,
                     label=f"{number + 1}: period {period:.3g}",
                 )
             above.set(xlabel="position", title=f"components {2 * pair + 1}, {2 * pair + 2}")
             above.legend(fontsize=7, loc="upper right", handlelength=1)
-            x, y = trajectories[:, 2 * pair], trajectories[:, 2 * pair + 1]
+            x, y = trajectories[:, 2 * pair].tolist(), trajectories[:, 2 * pair + 1].tolist()
             below.plot(x, y, color=PALE, lw=0.4)
-            below.scatter(x, y, c=torch.arange(n), cmap=SEQUENTIAL, s=5, linewidths=0)
+            below.scatter(x, y, c=range(n), cmap=SEQUENTIAL, s=5, linewidths=0)
             below.set(xlabel=f"component {2 * pair + 1}", ylabel=f"component {2 * pair + 2}")
             below.set_aspect("equal", "datalim")
         figure.suptitle(title or "Principal components of E_P (dark: first position, bright: last)",
@@ -220,12 +244,13 @@ def learned_curves(
 ) -> Figure:
     """Return f(k) of all heads in one frame."""
     near = offsets.abs() <= reach
+    k = offsets[near].tolist()
     with rc_context(STYLE):
         figure, ax = axes_grid(1, 1, (6.6, 3.6))
         for head, row in enumerate(scores):
             style = "-" if head < len(LINES) else "--"
             ax.plot(
-                offsets[near], row[near], style, lw=1.1, color=LINES[head % len(LINES)],
+                k, row[near].tolist(), style, lw=1.1, color=LINES[head % len(LINES)],
                 label=f"head {head + 1}",
             )  # fmt: skip
         ax.axvline(0, color=PALE, lw=0.5)
@@ -246,7 +271,9 @@ def logit_terms(
         heads = list(range(1, len(shares) + 1))
         for colour, name, part in zip(LINES, names, shares.T, strict=False):
             label = name.replace("-", " × ") if "-" in name else f"key's {name} alone"
-            ax.barh(heads, part, left=start, color=colour, height=0.74, label=label)
+            ax.barh(
+                heads, part.tolist(), left=start.tolist(), color=colour, height=0.74, label=label
+            )
             start = start + part
         ax.set(xlim=(0, 1), xlabel="share of the variance of the logits", ylabel="head")
         ax.set_yticks(heads)

@@ -28,7 +28,7 @@ def embedding_table(
         above.set(title=title or "E_P, the table itself", xlabel="dimension", ylabel="position")
         for colour, row in zip(LINES * len(rows), rows, strict=False):
             above.axhline(row, color=colour, lw=0.8)
-            below.plot(table[row], color=colour, lw=0.7, label=f"position {row}")
+            below.plot(table[row].tolist(), color=colour, lw=0.7, label=f"position {row}")
         below.set(
             title="Some of its rows",
             xlabel="dimension",
@@ -148,7 +148,7 @@ def grid_steps(
         down, right = fit.shape[0] // 2, fit.shape[1] // 2
         low, high = bounds(fit)
         image = ax.imshow(
-            fit, cmap=SEQUENTIAL, vmin=low, vmax=high,
+            fit.numpy(), cmap=SEQUENTIAL, vmin=low, vmax=high,
             extent=(-right - 0.5, right + 0.5, down + 0.5, -down - 0.5),
         )  # fmt: skip
         figure.colorbar(image, ax=ax, pad=0.02, fraction=0.046, label="mean inner product")
@@ -173,7 +173,7 @@ def layers_by_offset(
         limit = limit_of(shown)
         ends = int(offsets[near][0]) - 0.5, int(offsets[near][-1]) + 0.5
         image = ax.imshow(
-            shown, cmap=diverging_map(), vmin=-limit, vmax=limit, aspect="auto",
+            shown.numpy(), cmap=diverging_map(), vmin=-limit, vmax=limit, aspect="auto",
             extent=(*ends, len(values) + 0.5, 0.5),
         )  # fmt: skip
         figure.colorbar(image, ax=ax, pad=0.01, fraction=0.04, label=label)

@@ -55,7 +55,7 @@ def draw_map(
     aspect: Any = "equal" if matrix.shape[0] == matrix.shape[1] else "auto"
     for spine in ax.spines.values():
         spine.set_visible(False)
-    return ax.imshow(matrix, cmap=colours, vmin=low, vmax=high, extent=place, aspect=aspect)
+    return ax.imshow(matrix.numpy(), cmap=colours, vmin=low, vmax=high, extent=place, aspect=aspect)
 
 
 def bounds(matrix: Tensor) -> tuple[float, float]:
