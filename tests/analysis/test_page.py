@@ -114,8 +114,8 @@ def test_views_of_p_can_be_chosen(page):
 
 def test_layer_and_head_update_curve_map_and_numbers(page, report):
     numbers = report[1]["models"][0]
-    page.select_option("#layer", value="1")
-    page.select_option("#head", value="2")
+    page.select_option("#layer", label="layer 2")
+    page.select_option("#head", label="3")
     panel = page.locator('[data-panel="heads"] .panel').first
     about = panel.locator("[data-head-about]").inner_text()
     found = numbers["layers_as_read"][1]
@@ -143,8 +143,8 @@ def test_layer_and_head_update_curve_map_and_numbers(page, report):
 def test_the_map_of_a_head_is_the_models_own(page, report):
     """F̂_P is computed in the page from the packed tables: entry by entry what Python has."""
     found = report[2][0]
-    page.select_option("#layer", value="0")
-    page.select_option("#head", value="0")
+    page.select_option("#layer", label="layer 1")
+    page.select_option("#head", label="1")
     entry = page.evaluate(
         "(() => { const m = DATA.models[0], s = m.sources[0]; "
         "return headMap(m, s, 0, 0).entry(3, 20); })()"

@@ -5,6 +5,7 @@ the network. Pickles are read with `weights_only=True`, always: what wants to ru
 """
 
 import json
+import os
 import re
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
@@ -171,7 +172,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _short_name(folder: Path) -> str:
     """Return the folder's name, or of a folder that is just called "model" its parent's."""
-    folder = folder.resolve()
+    folder = Path(os.path.abspath(folder))  # a link keeps the name that it was given
     while folder.name in ("model", "checkpoint", "") and folder.parent != folder:
         folder = folder.parent
     return folder.name

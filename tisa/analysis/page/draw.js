@@ -15,12 +15,13 @@ function make(tag, attributes = {}, ...children) {
 }
 
 const dark = () => document.documentElement.dataset.theme === "dark";
+const narrow = () => window.innerWidth < 820;
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 const number = (x, digits = 3) => {
   if (x === null || x === undefined || !Number.isFinite(x)) return "–";
   const size = Math.abs(x);
   if (size !== 0 && (size < 1e-3 || size >= 1e5)) return x.toExponential(2).replace("-", "−");
-  return x.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : digits).replace("-", "−");
+  return x.toFixed(Math.min(digits, size >= 100 ? 1 : size >= 10 ? 2 : digits)).replace("-", "−");
 };
 
 // Fills a canvas with values between low and high; a diverging map has 0 in its middle.
@@ -101,6 +102,8 @@ function ticks(low, high, count = 5) {
 
 // Axes of a chart: returns the svg and the maps from values to places.
 function chart({ width = 640, height = 300, x, y, label, xName, yName }) {
+  // On a phone the same letters need a smaller drawing.
+  if (narrow() && width > 380) { height = Math.max(260, (height * 380) / width); width = 380; }
   const left = 46, right = 12, top = 10, bottom = 38;
   const px = (v) => left + ((v - x[0]) / (x[1] - x[0] || 1)) * (width - left - right);
   const py = (v) => height - bottom - ((v - y[0]) / (y[1] - y[0] || 1)) * (height - top - bottom);

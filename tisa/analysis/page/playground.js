@@ -19,8 +19,7 @@ function playCurve() {
   for (let k = -REACH; k <= REACH + 1e-9; k += 0.1) { ks.push(k); sum.push(kernelSum(play.kernels, k)); }
   const highest = Math.max(...sum.map(Math.abs), ...play.kernels.map((k) => Math.abs(k.a)), 1);
   if (!play.dragging) play.top = Math.ceil(highest * 1.2);
-  const narrow = window.innerWidth < 700;
-  const place = chart({ width: narrow ? 420 : 900, height: narrow ? 300 : 320, x: [-REACH, REACH], y: [-play.top, play.top], xName: "offset k = key − query", yName: "f(k)",
+  const place = chart({ width: 900, height: 320, x: [-REACH, REACH], y: [-play.top, play.top], xName: "offset k = key − query", yName: "f(k)",
     label: "f(k) of your head: " + play.kernels.map((k) => `amplitude ${number(k.a, 2)}, sharpness ${number(k.b, 2)}, offset ${number(k.c, 2)}`).join("; ") });
   play.kernels.forEach((kernel, s) => {
     const values = ks.map((k) => kernelSum([kernel], k));

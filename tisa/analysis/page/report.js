@@ -216,7 +216,7 @@ function partsPanel(model) {
     make("figcaption", { text: `The table's path, first position dark, last bright. Strongest periods: ${period(first)} and ${period(first + 1)} positions.` }), square.svg,
     make("p", { class: "note", text: `One fixed rotation takes each row to the next with R² ${number(n.pca.step_r2)}; standing still would give ${number(n.pca.still_r2)}.` }))));
   if (n.logit_terms) {
-    const terms = n.logit_terms, colours = ["blue", "orange", "pink", "green", "sky", "gold"], height = 24 * n.heads + 34, whole = 560, room = whole - 76;
+    const terms = n.logit_terms, colours = ["blue", "orange", "pink", "green", "sky", "gold"], height = 24 * n.heads + 34, whole = narrow() ? 380 : 560, room = whole - 76;
     const svg = make("svg", { viewBox: `0 0 ${whole} ${height}`, role: "img", "aria-label": "What the logits of the first layer's heads are made of: " + terms.names.map((t, i) => `${t} ${number((100 * terms.shares.reduce((s, row) => s + row[i], 0)) / n.heads, 0)} %`).join(", ") });
     terms.shares.forEach((row, h) => {
       let x = 62;
@@ -291,6 +291,8 @@ function start() {
     state.head = all.indexOf(Math.max(...all));
   }
   options(byId("components"), ["1 and 2", "3 and 4", "5 and 6", "7 and 8"], 0);
+  let small = narrow();
+  window.addEventListener("resize", () => { if (small !== narrow()) { small = narrow(); drawAll(); } });
   byId("about").textContent = Object.entries(DATA.about).map(([k, v]) => `${k} ${v}`).join(", ");
   drawAll();
   startPlay();
