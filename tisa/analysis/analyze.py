@@ -135,7 +135,12 @@ def measure_invariance(
         bootstrap_interval(sums, off_diagonal=True, seed=seed),
         # Large tables vary less, and take longer.
         gaussian_null(
-            positions, width, draws=10 if positions <= 1024 else 3, seed=seed, prepare=prepare
+            positions,
+            width,
+            draws=10 if positions <= 1024 else 3,
+            seed=seed,
+            deviation=float(table.std(0).mean()),
+            prepare=prepare,
         ),
     )
 
@@ -151,7 +156,11 @@ def _tables(model: PositionModel, seed: int, tell: Callable[[str], None]) -> dic
     }
     tell("what the heads read")
     reading = read_table(model, seed=seed)
-    invariance["as_read"] = measure_invariance(reading.table @ model.through, seed=seed)
+    invariance["as_read"] = measure_invariance(
+        reading.table[:, :-1],
+        prepare=lambda x: torch.nn.functional.pad(x, (0, 1), value=1.0) @ model.through,
+        seed=seed,
+    )
     grid = None
     if model.grid is not None:
         grid = _grid(table, model.grid, seed)

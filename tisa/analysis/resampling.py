@@ -36,23 +36,25 @@ def gaussian_null(
     *,
     draws: int = 10,
     seed: int = 0,
+    deviation: float = 1.0,
     prepare: Callable[[Tensor], Tensor] | None = None,
 ) -> Null:
     """Return the R² of P for independent Gaussian rows of that shape.
 
-    `prepare` is what was done to the real table first (centring, say).
+    `prepare` is what was done to the real table first (centring, say); where it adds a constant,
+    the rows' `deviation` matters.
     """
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(draws):
-        table = torch.randn(positions, width, generator=generator)
+        table = deviation * torch.randn(positions, width, generator=generator)
         counts, sums, squares = diagonals(prepare(table) if prepare else table).whole()
         found.append(
             [float(r2_of_sums(counts, sums, squares, off_diagonal=o)) for o in (False, True)]
         )
     values = torch.tensor(found, dtype=torch.float64)
-    mean, deviation = values.mean(0).tolist(), values.std(0, correction=0).tolist()
-    return Null(mean[0], deviation[0], mean[1], deviation[1], draws)
+    mean, spread = values.mean(0).tolist(), values.std(0, correction=0).tolist()
+    return Null(mean[0], spread[0], mean[1], spread[1], draws)
 
 
 def shuffled_null(

@@ -61,7 +61,7 @@ def gram_maps(
     """Return several P side by side, each in its own range (Fig 5: v1 and v2, before and after)."""
     count = len(matrices)
     with rc_context(STYLE):
-        figure, axes = axes_grid(1, count, (0.6 + 3.6 * count, 4.0), squeeze=False)
+        figure, axes = axes_grid(1, count, (0.6 + 3.6 * count, 4.6), squeeze=False)
         for index, (ax, matrix, title) in enumerate(zip(axes[0], matrices, titles, strict=True)):
             draw_map(
                 ax,
