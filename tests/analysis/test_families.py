@@ -104,7 +104,7 @@ def test_biases_of_queries_and_keys_are_an_option(tmp_path):
     torch.testing.assert_close(difference, bias)
 
 
-@pytest.mark.parametrize("family", ["BERT", "ALBERT", "RoBERTa", "GPT-2"])
+@pytest.mark.parametrize("family", ["BERT", "ALBERT", "RoBERTa", "GPT-2", "OPT", "MPNet"])
 def test_a_config_without_model_type_is_enough(family, tmp_path):
     """As in old checkpoints: the names of the tensors tell."""
     import json
@@ -113,7 +113,8 @@ def test_a_config_without_model_type_is_enough(family, tmp_path):
 
     torch.manual_seed(0)
     config = config_of(family)
-    kind = hf.AutoModelForCausalLM if family == "GPT-2" else hf.AutoModelForMaskedLM
+    decoders = ("GPT-2", "OPT")
+    kind = hf.AutoModelForCausalLM if family in decoders else hf.AutoModelForMaskedLM
     model = kind.from_config(config)
     model.save_pretrained(tmp_path)
     plain = json.loads((tmp_path / "config.json").read_text())

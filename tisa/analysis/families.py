@@ -239,39 +239,38 @@ class _Reader:
 
 
 def _recognise(checkpoint: Checkpoint) -> tuple[Family, str] | None:
-    model_type = checkpoint.config.get("model_type")
-    if model_type is not None:
+    """Return the family and the prefix of its tensors, told by the config or by names alone."""
+    told = checkpoint.config.get("model_type")
+    if told is not None:
         # A converted model that keeps its table beside its scores (tisa.hf).
-        model_type = str(model_type).removeprefix("tisa-")
-    known = {t for family in FAMILIES for t in family.model_types}
+        told = str(told).removeprefix("tisa-")
     for family in FAMILIES:
-        if model_type in known and model_type not in family.model_types:
-            continue
-        if model_type is not None and model_type not in known:
+        if told is not None and told not in family.model_types:
             continue
         for name in checkpoint.tensors:
-            if not name.endswith(family.positions):
-                continue
             prefix = name.removesuffix(family.positions)
-            if prefix and not prefix.endswith("."):
+            if prefix == name or (prefix and not prefix.endswith(".")):
                 continue
             if prefix + family.query.format(0) + ".weight" not in checkpoint.tensors:
                 continue
-            projects = {f.projection for f in FAMILIES if f.projection}
-            if model_type is None and family.projection is None:
-                if any(f"{prefix}{p}.weight" in checkpoint.tensors for p in projects):
-                    continue
-            elif model_type is None and f"{prefix}{family.projection}.weight" not in (
-                checkpoint.tensors
-            ):
-                continue
-            named_after = [f.name for f in FAMILIES if prefix.rstrip(".") in f.model_types]
-            if model_type is None and named_after and family.name not in named_after:
-                continue
-            if model_type is None and family.leading == "padding" and not named_after:
-                continue  # the same names as BERT's, and nothing that says otherwise
-            return family, prefix
+            if told is not None or _looks_like(family, prefix, checkpoint):
+                return family, prefix
     return None
+
+
+def _looks_like(family: Family, prefix: str, checkpoint: Checkpoint) -> bool:
+    """Return whether a model whose config does not tell may be of this family."""
+    named_after = {f.name for f in FAMILIES if prefix.rstrip(".") in f.model_types}
+    if named_after:
+        return family.name in named_after
+    projections = {f.projection for f in FAMILIES if f.projection}
+    there = {p for p in projections if f"{prefix}{p}.weight" in checkpoint.tensors}
+    if (family.projection not in there) if there else family.projection:
+        return False
+    if family.name == "Whisper decoder":
+        return "decoder_attention_heads" in checkpoint.config
+    # RoBERTa's and Longformer's names are BERT's, and nothing says otherwise.
+    return family.leading != "padding" or family.query != _SELF["query"]
 
 
 def _leading_rows(family: Family, config: Mapping[str, Any], rows: int) -> int:

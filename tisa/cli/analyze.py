@@ -17,7 +17,7 @@ def command(
     models: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL…",
+            metavar="MODEL",
             help="A folder, a weight file beside its config.json, or a name on the hub.",
         ),
     ],
