@@ -12,6 +12,11 @@ from pathlib import Path
 LEFT_OUT = ("kernels", "kernels_near", "text", "curves")
 
 
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
 def main() -> None:
     """Write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -31,9 +36,8 @@ def main() -> None:
             plain["mean_r2_by_kernels"] = fits["kernels"]
             plain["mean_r2_by_kernels_near"] = near
             models[model["name"]] = plain
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    commit = _git("rev-parse", "--short", "HEAD")
+    commit += "-dirty" if _git("status", "--porcelain", "tisa") else ""
     today = datetime.date.today().isoformat()
     record = {
         "date": today,

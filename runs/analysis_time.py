@@ -65,6 +65,11 @@ def measure(model: Path, out: Path) -> dict[str, float]:
     }
 
 
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
 def main() -> None:
     """Write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -77,9 +82,8 @@ def main() -> None:
             rows[name] = measure(Path(folder) / name, Path(folder) / f"{name}-report")
             rows[name]["load_average"] = round(os.getloadavg()[0], 1)
             print(name, rows[name])
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    commit = _git("rev-parse", "--short", "HEAD")
+    commit += "-dirty" if _git("status", "--porcelain", "tisa") else ""
     today = datetime.date.today().isoformat()
     record = {
         "date": today,
