@@ -200,6 +200,12 @@ def broken(kind, root, little):
         tensors = load_file(weights)
         del tensors["encoder.layer.1.attention.self.key.weight"]
         save_file(tensors, weights)
+    elif kind == "not finite":
+        from safetensors.torch import load_file
+
+        tensors = load_file(weights)
+        tensors["embeddings.position_embeddings.weight"][3, 3] = float("nan")
+        save_file(tensors, weights)
     elif kind == "missing shard":
         model_of("BERT").save_pretrained(folder, max_shard_size="20KB")
         weights.unlink(missing_ok=True)
@@ -222,6 +228,7 @@ BROKEN = {
     "no config": "expected a config.json beside the weights",
     "broken config": "not readable as JSON",
     "missing tensor": "key.weight' is missing",
+    "not finite": "with finite numbers",
     "missing shard": "this shard of the model is missing",
     "not a weight file": "expected a weight file",
 }

@@ -147,6 +147,11 @@ def read_positions(checkpoint: Checkpoint, *, biases: bool = False) -> PositionM
     table = table[0] if table.ndim == 3 else table
     leading = _leading_rows(family, checkpoint.config, table.shape[0])
     positions = table[leading:]
+    if positions.shape[0] < 4 or not torch.isfinite(positions).all():
+        raise ValueError(
+            f"{checkpoint.name}: expected a table of at least 4 positions with finite numbers, got "
+            f"{family.positions} with shape {tuple(table.shape)}; is the file what it should be?"
+        )
     heads = _head_count(checkpoint, family)
     projection, shift = _projection(reader, family)
     normalised = reader.has(family.norm, ".weight") or reader.has(family.layer_norm, ".weight", 0)

@@ -116,7 +116,7 @@ function strengthOf(model, source, layer, head) {
 }
 
 function headPicker(model, source, layer, head) {
-  const box = make("div", { class: "grid-heads", role: "group", "aria-label": "All layers and heads; brighter reads positions more strongly" });
+  const box = make("div", { class: "grid-heads", role: "radiogroup", "aria-label": "All layers and heads; brighter reads positions more strongly" });
   box.style.gridTemplateColumns = `auto repeat(${source.heads}, minmax(16px, 1fr))`;
   const all = source.layers.map((_, l) => Array.from({ length: source.heads }, (_, h) => strengthOf(model, source, l, h)));
   const top = Math.log1p(Math.max(...all.flat(), 1e-9)), lut = LUT.sequential;
