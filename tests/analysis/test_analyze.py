@@ -137,6 +137,19 @@ def test_logits_on_text_are_those_of_the_first_layer(little):
     assert found.logits[:, :, centre + 14].isnan().all()
 
 
+def test_longformers_windows_are_unrolled_into_a_matrix():
+    from tisa.analysis.text import _unrolled
+
+    windows = torch.arange(2 * 6 * 5.0).reshape(2, 6, 5) + 1  # two to either side
+    dense = _unrolled(windows)
+    assert dense.shape == (2, 6, 6)
+    for query in range(6):
+        for key in range(6):
+            near = abs(key - query) <= 2
+            expected = windows[:, query, key - query + 2] if near else torch.zeros(2)
+            assert dense[:, query, key].tolist() == expected.tolist()
+
+
 def test_vit_names_its_grid_and_t5_its_curves(little, tmp_path):
     vit = numbers_of(analyze(little / "vit"))
     assert (vit["grid"]["rows"], vit["grid"]["columns"]) == (5, 5)

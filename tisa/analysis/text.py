@@ -62,6 +62,8 @@ def attention_by_offset(
         with torch.no_grad():
             output = model(torch.tensor([ids]), output_attentions=True)
         layers = output.attentions
+        if model.config.model_type == "longformer":
+            layers = tuple(_unrolled(layer[0])[None] for layer in layers)
         if not layers or any(layer is None for layer in layers):
             raise ValueError(f"--text: {folder} returns no attention weights; leave --text out")
         sums = torch.stack([_by_offset(layer[0].float(), plain, length) for layer in layers], 1)
@@ -83,8 +85,6 @@ def _by_offset(
     attention: Float[Tensor, "heads queries keys"], plain: Bool[Tensor, " queries"], length: int
 ) -> Float[Tensor, "3 heads span"]:
     """Return pairs, summed logits and summed weights of each offset, for sequences of `length`."""
-    if attention.shape[-1] != attention.shape[-2]:
-        attention = _unrolled(attention)
     seen = (attention > 0) & plain[:, None] & plain[None, :]
     logits = torch.where(seen, attention.clamp_min(1e-38).log(), 0.0)
     row_mean = logits.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)
@@ -152,8 +152,12 @@ def _load(folder: Path) -> tuple[Any, Any]:
             "leave --text out to analyse the weights alone"
         ) from None
     model = model.eval()
+    reads_words = isinstance(model.get_input_embeddings(), torch.nn.Embedding)
+    if not reads_words or model.config.model_type == "whisper":
+        raise ValueError(
+            f"--text: expected a model that reads text, got {model.config.model_type}; "
+            "leave --text out to analyse the weights alone"
+        )
     if getattr(model.config, "is_encoder_decoder", False):
-        if not hasattr(model, "encoder") or model.config.model_type == "whisper":
-            raise ValueError("--text: expected a model that reads text, got one that reads sound")
         model = model.encoder
     return model, tokenizer
