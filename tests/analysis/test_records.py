@@ -25,3 +25,16 @@ def test_the_numbers_in_the_analysis_document_are_those_of_the_record():
             model["name"] in line and all(c in line for c in cells)
             for line in document.splitlines()
         ), cells
+
+
+def test_times_in_the_analysis_document_are_those_of_the_record():
+    record = json.loads(max((ROOT / "docs/records").glob("*-analysis-time.json")).read_text())
+    document = (ROOT / "docs/analysis.md").read_text()
+    for run in record["runs"].values():
+        row = f"| {run['wall_s']} s | {run['cpu_s']} s | {run['peak_mb']:,} MB | {run['page_mb']:.2f} MB |"
+        assert row in document
+    # What the tool promises at these shapes.
+    assert record["runs"]["bert-base"]["wall_s"] < 60
+    assert record["runs"]["bert-base"]["peak_mb"] < 2000
+    assert record["runs"]["bert-base"]["page_mb"] < 5
+    assert record["runs"]["longformer-4096"]["wall_s"] < 180
