@@ -31,8 +31,8 @@ def test_times_in_the_analysis_document_are_those_of_the_record():
     record = json.loads(max((ROOT / "docs/records").glob("*-analysis-time.json")).read_text())
     document = (ROOT / "docs/analysis.md").read_text()
     for run in record["runs"].values():
-        row = f"| {run['wall_s']} s | {run['cpu_s']} s | {run['peak_mb']:,} MB | {run['page_mb']:.2f} MB |"
-        assert row in document
+        times = f"| {run['wall_s']} s | {run['cpu_s']} s "
+        assert f"{times}| {run['peak_mb']:,} MB | {run['page_mb']:.2f} MB |" in document
     # What the tool promises at these shapes.
     assert record["runs"]["bert-base"]["wall_s"] < 60
     assert record["runs"]["bert-base"]["peak_mb"] < 2000
