@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tisa.analysis.analyze import measure_invariance
+from tisa.analysis.analyze import measure_blocks, measure_invariance
 from tisa.analysis.grid import grid_fit
 from tisa.analysis.resampling import bootstrap_interval, gaussian_null
-from tisa.analysis.toeplitz import centred, diagonals, mean_diagonal, r2_by_block, toeplitz_r2
+from tisa.analysis.toeplitz import centred, diagonals, mean_diagonal, toeplitz_r2
 
 # Whole table and off the main diagonal, as measured with other code by those who gave the models.
 REAL = {
@@ -104,10 +104,12 @@ def test_the_interval_holds_the_estimate_and_narrows_with_invariance():
 def test_blocks_see_what_the_whole_does_not():
     """Two halves, each invariant in itself, with nothing in common: BERT's 128 block in small."""
     first, second = sinusoids(64, 32), torch.randn(64, 32)
-    (one, two) = r2_by_block(torch.cat((first, second)), size=64)
+    (one, two) = measure_blocks(torch.cat((first, second)), size=64)
     assert one[:2] == (0, 64)
-    assert one[3] == pytest.approx(1, abs=1e-6)
-    assert two[3] < 0.1
+    assert one[2].off_diagonal == pytest.approx(1, abs=1e-6)
+    assert two[2].off_diagonal < 0.1
+    assert two[2].null.whole == pytest.approx(32 / (32 + 64), abs=0.03)
+    assert two[2].r2 == pytest.approx(two[2].null.whole, abs=0.1)
 
 
 def test_a_grid_is_invariant_in_two_dimensions_and_not_in_one():

@@ -16,7 +16,7 @@ from tisa.analysis.reading import Reading, read_table, term_variances
 from tisa.analysis.resampling import Null, bootstrap_interval, gaussian_null
 from tisa.analysis.spectrum import Spectrum, principal_components
 from tisa.analysis.text import TextCurves, attention_by_offset
-from tisa.analysis.toeplitz import centred, diagonals, r2_by_block, r2_of_sums
+from tisa.analysis.toeplitz import centred, diagonals, r2_of_sums
 from tisa.analysis.weights import read_checkpoint
 from tisa.offsets import offset_range
 from tisa.shapes import Float, Tensor
@@ -60,7 +60,7 @@ class Analysis:
     model: PositionModel | None = None
     reading: Reading | None = None
     invariance: dict[str, Invariance] = field(default_factory=dict)
-    blocks: list[tuple[int, int, float, float]] = field(default_factory=list)
+    blocks: list[tuple[int, int, Invariance]] = field(default_factory=list)
     grid: tuple[Tensor, float, float, float, float] | None = None
     spectrum: Spectrum | None = None
     raw_heads: Heads | None = None
@@ -119,11 +119,13 @@ def measure_invariance(
     table: Float[Tensor, "positions width"],
     *,
     prepare: Callable[[Tensor], Tensor] | None = None,
+    null: Null | None = None,
     seed: int = 0,
 ) -> Invariance:
     """Return the Toeplitz R² of P = E Eᵀ with its interval and its null.
 
-    `prepare` is done to the table, and to the null's tables, first.
+    `prepare` is done to the table, and to the null's tables, first; a `null` that is known already
+    is not drawn again.
     """
     positions, width = table.shape
     sums = diagonals(prepare(table) if prepare else table)
@@ -134,7 +136,8 @@ def measure_invariance(
         float(r2_of_sums(*whole, off_diagonal=True)),
         bootstrap_interval(sums, off_diagonal=True, seed=seed),
         # Large tables vary less, and take longer.
-        gaussian_null(
+        null
+        or gaussian_null(
             positions,
             width,
             draws=10 if positions <= 1024 else 3,
@@ -143,6 +146,22 @@ def measure_invariance(
             prepare=prepare,
         ),
     )
+
+
+def measure_blocks(
+    table: Float[Tensor, "positions width"], *, size: int = 128, seed: int = 0
+) -> list[tuple[int, int, Invariance]]:
+    """Return (start, end, invariance of P among these positions alone) of each block."""
+    found: list[tuple[int, int, Invariance]] = []
+    nulls: dict[int, Null] = {}
+    for start in range(0, table.shape[0], size):
+        part = table[start : start + size]
+        if part.shape[0] < min(16, size) and found:
+            continue  # a rest of a few rows says nothing
+        measured = measure_invariance(part, null=nulls.get(len(part)), seed=seed)
+        nulls[len(part)] = measured.null
+        found.append((start, start + len(part), measured))
+    return found
 
 
 def _tables(model: PositionModel, seed: int, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -187,7 +206,7 @@ def _tables(model: PositionModel, seed: int, tell: Callable[[str], None]) -> dic
         "model": model,
         "reading": reading,
         "invariance": invariance,
-        "blocks": r2_by_block(table, size=128 if table.shape[0] >= 256 else 32),
+        "blocks": measure_blocks(table, size=128 if table.shape[0] >= 256 else 32, seed=seed),
         "grid": grid,
         "spectrum": spectrum,
         "raw_heads": raw,

@@ -51,8 +51,7 @@ def _of_table(found: Analysis) -> dict[str, Any]:
         "heads": model.query.shape[1],
         "toeplitz": {name: _of_invariance(part) for name, part in found.invariance.items()},
         "blocks": [
-            {"start": start, "end": end, "r2": r2, "off_diagonal": off}
-            for start, end, r2, off in found.blocks
+            {"start": start, "end": end} | _of_invariance(part) for start, end, part in found.blocks
         ],
         "input_shares": {
             "position": reading.share_position,

@@ -116,20 +116,3 @@ def mean_diagonal(
 def centred(table: Float[Tensor, "positions width"]) -> Float[Tensor, "positions width"]:
     """Return the table with the mean of every column taken off."""
     return table - table.mean(0, keepdim=True)
-
-
-def r2_by_block(
-    table: Float[Tensor, "positions width"], *, size: int = 128
-) -> list[tuple[int, int, float, float]]:
-    """Return (start, end, R², R² off the diagonal) of P among each block of positions."""
-    found = []
-    for start in range(0, table.shape[0], size):
-        part = table[start : start + size]
-        if part.shape[0] < min(16, size):
-            continue  # a rest of a few rows says nothing
-        counts, sums, squares = diagonals(part).whole()
-        whole, off = (
-            float(r2_of_sums(counts, sums, squares, off_diagonal=o)) for o in (False, True)
-        )
-        found.append((start, start + part.shape[0], whole, off))
-    return found

@@ -35,7 +35,7 @@ function summaryPanel(model) {
       const p = n.toeplitz[key];
       return make("tr", {}, make("td", { text: label }), ...[p.r2, p.null, p.off_diagonal, p.off_diagonal_null].map((v) => make("td", { text: number(v) })));
     });
-    for (const block of n.blocks) body.push(make("tr", {}, make("td", { text: `among positions ${block.start}–${block.end - 1}` }), make("td", { text: number(block.r2) }), make("td", { text: "" }), make("td", { text: number(block.off_diagonal) }), make("td", { text: "" })));
+    for (const block of n.blocks) body.push(make("tr", {}, make("td", { text: `among positions ${block.start}–${block.end - 1}` }), ...[block.r2, block.null, block.off_diagonal, block.off_diagonal_null].map((v) => make("td", { text: number(v) }))));
     if (n.grid) body.push(make("tr", {}, make("td", { text: `by step on the ${n.grid.rows} × ${n.grid.columns} grid` }), ...[n.grid.r2, n.grid.null, n.grid.off_diagonal, n.grid.off_diagonal_null].map((v) => make("td", { text: number(v) }))));
     panel.append(cards, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Toeplitz R² in detail" }, make("table", {},
       make("thead", {}, make("tr", {}, ...["Toeplitz R² of", "whole", "chance", "off diagonal", "chance"].map((h) => make("th", { scope: "col", text: h })))),
