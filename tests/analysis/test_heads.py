@@ -99,7 +99,6 @@ def little_model(eps=1e-12):
         raw_key=torch.randn(heads, width, dim),
         through=torch.cat((torch.eye(width), torch.zeros(1, width))),
         projected=False,
-        layer_names=("query",),
     )
 
 

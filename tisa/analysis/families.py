@@ -128,7 +128,6 @@ class PositionModel:
     raw_key: Float[Tensor, "heads width dim"]
     through: Float[Tensor, "width1 hidden"]
     projected: bool
-    layer_names: tuple[str, ...]
 
 
 def has_table(checkpoint: Checkpoint) -> bool:
@@ -198,7 +197,6 @@ def read_positions(checkpoint: Checkpoint, *, biases: bool = False) -> PositionM
         raw_key=raw_key[0],
         through=through,
         projected=projection is not None,
-        layer_names=tuple(prefix + family.query.format(layer) for layer in layers),
     )
 
 
