@@ -197,3 +197,20 @@ def add_block_diagonals(
     )
     first = query_length - rows[1] + keys[0]
     total[:, first : first + width - 1] += sheared.sum(1)
+
+
+def join_block_diagonals(
+    blocks: Float[Tensor, "*sums rows columns block_span"],
+) -> Float[Tensor, "*sums span"]:
+    """Return the diagonal sums of a matrix out of those of its equally large square blocks.
+
+    Block (a, b) of size s lies s·(b − a) offsets away from the main diagonal.
+    """
+    rows, columns, length = blocks.shape[-3:]
+    size = (length + 1) // 2
+    total = blocks.new_zeros(*blocks.shape[:-3], (rows + columns) * size - 1)
+    for a in range(rows):
+        for b in range(columns):
+            first = (b - a + rows - 1) * size
+            total[..., first : first + length] += blocks[..., a, b, :]
+    return total

@@ -1,0 +1,40 @@
+"""What docs/analysis.md says is what its record has."""
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_numbers_in_the_analysis_document_are_those_of_the_record():
+    """The table of three models in docs/analysis.md is the newest record's."""
+    record = json.loads(max((ROOT / "docs/records").glob("*-analysis.json")).read_text())
+    document = (ROOT / "docs/analysis.md").read_text()
+    for model in record["models"]:
+        if model["name"] == "rxnfp-fine-tuned":
+            assert f"R² 0.369 and {model['toeplitz']['table']['r2']:.3f}" in document
+            continue
+        table, sensitive = model["toeplitz"]["table"], model["layers_as_read"][0]["sensitive"]
+        cells = [
+            f"{table['r2']:.3f} ({table['null']:.3f})",
+            f"{table['off_diagonal']:.3f} ({table['off_diagonal_null']:.3f})",
+            f"{sum(sensitive)} of {len(sensitive)}",
+            f"{model['pca']['dimensions_90']} of {model['width']}",
+        ]
+        assert any(
+            model["name"] in line and all(c in line for c in cells)
+            for line in document.splitlines()
+        ), cells
+
+
+def test_times_in_the_analysis_document_are_those_of_the_record():
+    record = json.loads(max((ROOT / "docs/records").glob("*-analysis-time.json")).read_text())
+    document = (ROOT / "docs/analysis.md").read_text()
+    for run in record["runs"].values():
+        times = f"| {run['wall_s']} s | {run['cpu_s']} s "
+        assert f"{times}| {run['peak_mb']:,} MB | {run['page_mb']:.2f} MB |" in document
+    # What the tool promises at these shapes.
+    assert record["runs"]["bert-base"]["wall_s"] < 60
+    assert record["runs"]["bert-base"]["peak_mb"] < 2000
+    assert record["runs"]["bert-base"]["page_mb"] < 5
+    assert record["runs"]["longformer-4096"]["wall_s"] < 180

@@ -1,0 +1,105 @@
+"""What chance alone gives: nulls and bootstrap intervals for the Toeplitz R².
+
+Null. Independent Gaussian rows already score R² ≈ d/(d + n) on the whole matrix, from the main
+diagonal alone, and ≈ 2/n off it, because 2n − 1 means are fitted to n² numbers.
+
+Bootstrap. Neighbouring positions are alike, so blocks of consecutive positions are drawn, not
+single ones. A pair of blocks counts as often as both were drawn together; copies of one block are
+not paired with each other. Fewer distinct blocks fit their diagonals better, which shifts all draws
+upwards; the interval is the draws' spread around their own mean, put around the estimate.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tisa.analysis.toeplitz import Diagonals, diagonals, r2_of_sums
+from tisa.offsets import join_block_diagonals
+from tisa.shapes import Float, Tensor
+
+
+@dataclass(frozen=True)
+class Null:
+    """Mean and standard deviation of R² over random tables, whole and off the diagonal."""
+
+    whole: float
+    whole_deviation: float
+    off_diagonal: float
+    off_diagonal_deviation: float
+    draws: int
+
+
+def gaussian_null(
+    positions: int,
+    width: int,
+    *,
+    draws: int = 10,
+    seed: int = 0,
+    deviation: float = 1.0,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+) -> Null:
+    """Return the R² of P for independent Gaussian rows of that shape.
+
+    `prepare` is what was done to the real table first (centring, say); where it adds a constant,
+    the rows' `deviation` matters.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(draws):
+        table = deviation * torch.randn(positions, width, generator=generator)
+        counts, sums, squares = diagonals(prepare(table) if prepare else table).whole()
+        found.append(
+            [float(r2_of_sums(counts, sums, squares, off_diagonal=o)) for o in (False, True)]
+        )
+    values = torch.tensor(found, dtype=torch.float64)
+    mean, spread = values.mean(0).tolist(), values.std(0, correction=0).tolist()
+    return Null(mean[0], spread[0], mean[1], spread[1], draws)
+
+
+def shuffled_null(
+    left: Float[Tensor, "positions width"],
+    right: Float[Tensor, "positions width"],
+    *,
+    draws: int = 5,
+    seed: int = 0,
+) -> float:
+    """Return the mean R² of left · rightᵀ when the positions are put in random order."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(draws):
+        order = torch.randperm(left.shape[0], generator=generator)
+        counts, sums, squares = diagonals(left[order], right[order]).whole()
+        found.append(float(r2_of_sums(counts, sums, squares)))
+    return sum(found) / draws
+
+
+def bootstrap_interval(
+    sums: Diagonals,
+    *,
+    off_diagonal: bool = False,
+    draws: int = 400,
+    level: float = 0.95,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Return an interval of R² from drawing blocks of positions anew."""
+    blocks = sums.counts.shape[0]
+    estimate = _r2(sums, torch.ones(1, blocks, blocks, dtype=torch.float64), off_diagonal)
+    generator = torch.Generator().manual_seed(seed)
+    picked = torch.randint(blocks, (draws, blocks), generator=generator)
+    times = torch.nn.functional.one_hot(picked, blocks).sum(1).double()
+    weights = times[:, :, None] * times[:, None, :]
+    weights.diagonal(dim1=1, dim2=2).copy_(times)
+    found = _r2(sums, weights, off_diagonal)
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    low, high = (estimate + torch.quantile(found - found.mean(), ends)).tolist()
+    return low, high
+
+
+def _r2(sums: Diagonals, weights: Tensor, off_diagonal: bool) -> Tensor:
+    """Return R² for each draw of weights on the pairs of blocks."""
+    joined = [
+        join_block_diagonals(part * weights.unsqueeze(-1))
+        for part in (sums.counts, sums.sums, sums.squares)
+    ]
+    return r2_of_sums(*joined, off_diagonal=off_diagonal)

@@ -1,0 +1,163 @@
+"""What attention really does with distance: mean logits and weights by offset, over a text.
+
+The only part of the analysis that runs the model. Attention weights of every layer and head are
+taken as the model returns them, so whatever it adds to its logits (a T5 table, TISA's scores) is in
+them. log(weight) is the logit but for a constant of the row, which is taken off: what is averaged
+is by how much a logit lies above the mean of its row. Special tokens ([CLS], [SEP]) are left out,
+as queries and as keys: they are where attention rests when it has nothing to look at.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tisa.offsets import offset_range, sum_diagonals
+from tisa.shapes import Bool, Float, Int, Tensor
+
+
+@dataclass(frozen=True)
+class TextCurves:
+    """By layer, head and offset: mean logit above its row's mean, and mean attention weight."""
+
+    offsets: Int[Tensor, " span"]
+    logits: Float[Tensor, "layers heads span"]
+    weights: Float[Tensor, "layers heads span"]
+    pairs: Float[Tensor, " span"]
+    tokens: int
+
+
+def read_text(path: Path) -> str:
+    """Return the file's text."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"--text: expected UTF-8 text, got something else in {path}") from None
+    if not text.strip():
+        raise ValueError(f"--text: expected some text, got an empty file, {path}")
+    return text
+
+
+def attention_by_offset(
+    folder: Path,
+    text: str,
+    *,
+    length: int = 256,
+    windows: int = 16,
+    progress: Callable[[str], None] | None = None,
+) -> TextCurves:
+    """Return logits and weights by offset, averaged over windows of the text."""
+    model, tokenizer = _load(folder)
+    batches, before, after = _windows(tokenizer, text, length, windows)
+    total = None
+    for number, ids in enumerate(batches):
+        if progress:
+            progress(f"text, window {number + 1} of {len(batches)}")
+        plain = torch.zeros(len(ids), dtype=torch.bool)
+        plain[before : len(ids) - after] = True
+        with torch.no_grad():
+            output = model(torch.tensor([ids]), output_attentions=True)
+        layers = output.attentions
+        if model.config.model_type == "longformer":
+            layers = tuple(_unrolled(layer[0])[None] for layer in layers)
+        if not layers or any(layer is None for layer in layers):
+            raise ValueError(f"--text: {folder} returns no attention weights; leave --text out")
+        sums = torch.stack([_by_offset(layer[0].float(), plain, length) for layer in layers], 1)
+        total = sums if total is None else total + sums
+    assert total is not None
+    pairs, logits, weights = total
+    shared = pairs[0, 0]
+    count = pairs.clamp_min(1)
+    return TextCurves(
+        offset_range(length, length),
+        torch.where(pairs > 0, logits / count, torch.nan).float(),
+        torch.where(pairs > 0, weights / count, torch.nan).float(),
+        shared.float(),
+        sum(map(len, batches)),
+    )
+
+
+def _by_offset(
+    attention: Float[Tensor, "heads queries keys"], plain: Bool[Tensor, " queries"], length: int
+) -> Float[Tensor, "3 heads span"]:
+    """Return pairs, summed logits and summed weights of each offset, for sequences of `length`."""
+    seen = (attention > 0) & plain[:, None] & plain[None, :]
+    logits = torch.where(seen, attention.clamp_min(1e-38).log(), 0.0)
+    row_mean = logits.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)
+    logits = torch.where(seen, logits - row_mean, 0.0)
+    parts = torch.stack((seen.float(), logits, attention * seen)).double()
+    sums = sum_diagonals(parts)
+    room = length - attention.shape[-1]
+    return torch.nn.functional.pad(sums, (room, room))
+
+
+def _unrolled(attention: Float[Tensor, "heads queries window"]) -> Tensor:
+    """Return Longformer's weights, which are by offset within a window, as a matrix."""
+    heads, queries, window = attention.shape
+    reach = window // 2
+    dense = attention.new_zeros(heads, queries, queries + 2 * reach)
+    columns = torch.arange(queries)[:, None] + torch.arange(window)[None]
+    dense.scatter_(2, columns.expand(heads, -1, -1), attention)
+    return dense[..., reach : reach + queries]
+
+
+def _windows(
+    tokenizer: Any, text: str, length: int, windows: int
+) -> tuple[list[list[int]], int, int]:
+    """Return windows of the text, and how many special tokens stand before and after in each."""
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    if len(ids) < 8:
+        raise ValueError(f"--text: expected at least 8 tokens, got {len(ids)}; give a longer text")
+    word = text.split()[0]
+    bare = tokenizer(word, add_special_tokens=False)["input_ids"]
+    dressed = tokenizer(word)["input_ids"]
+    before = next((i for i in range(len(dressed)) if dressed[i : i + len(bare)] == bare), 0)
+    first, last = dressed[:before], dressed[before + len(bare) :]
+    size = length - len(first) - len(last)
+    parts = [ids[start : start + size] for start in range(0, len(ids), size)][:windows]
+    return [[*first, *part, *last] for part in parts], len(first), len(last)
+
+
+def _model_type(folder: Path) -> Any:
+    config = folder / "config.json"
+    return json.loads(config.read_text()).get("model_type") if config.is_file() else None
+
+
+def _load(folder: Path) -> tuple[Any, Any]:
+    try:
+        from transformers import AutoModel, AutoTokenizer
+        from transformers.utils import logging
+    except ImportError:
+        raise ImportError(
+            "--text runs the model, which needs the package transformers; pip install 'tisa[hf]'"
+        ) from None
+    logging.set_verbosity_error()
+    if str(_model_type(folder)).startswith("tisa-"):
+        import_module("tisa.hf")  # registers converted models with the Auto classes
+    logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = AutoModel.from_pretrained(
+            folder, attn_implementation="eager", local_files_only=True, dtype=torch.float32
+        )
+    except Exception as failed:
+        # transformers raises whatever its models and tokenizers raise.
+        reason = " ".join(str(failed).split())[:200]
+        raise ValueError(
+            f"--text: transformers cannot load model and tokenizer from {folder} ({reason}); "
+            "leave --text out to analyse the weights alone"
+        ) from None
+    model = model.eval()
+    reads_words = isinstance(model.get_input_embeddings(), torch.nn.Embedding)
+    if not reads_words or model.config.model_type == "whisper":
+        raise ValueError(
+            f"--text: expected a model that reads text, got {model.config.model_type}; "
+            "leave --text out to analyse the weights alone"
+        )
+    if getattr(model.config, "is_encoder_decoder", False):
+        model = model.encoder
+    return model, tokenizer
