@@ -1,0 +1,37 @@
+"""Keys and values of the tokens so far, for a decoder that reads one token after the other."""
+
+import torch
+
+from tisa.shapes import Float, Tensor
+
+
+class Cache:
+    """What each layer (or each pass through a shared layer) has seen; starts empty, grows."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+
+    @property
+    def length(self) -> int:
+        """The number of tokens in it."""
+        return self.values[0].shape[-2] if self.values else 0
+
+    def extend(
+        self,
+        layer: int,
+        key: Float[Tensor, "batch heads new dim"] | None,
+        value: Float[Tensor, "batch heads new dim"],
+    ) -> tuple[Float[Tensor, "batch heads keys dim"] | None, Float[Tensor, "batch heads keys dim"]]:
+        """Return all keys and values of the layer, the new ones last, and remember them.
+
+        Keys are None for a method that never looks at them.
+        """
+        if layer in self.values:
+            value = torch.cat((self.values[layer], value), dim=-2)
+            if key is not None:
+                key = torch.cat((self.keys[layer], key), dim=-2)
+        self.values[layer] = value
+        if key is not None:
+            self.keys[layer] = key
+        return key, value
