@@ -23,7 +23,6 @@ def surroundings(command: str, device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "threads": torch.get_num_threads(),
     }
 
 

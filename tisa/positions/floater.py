@@ -86,35 +86,41 @@ class Floater(Position):
     @torch.compiler.disable
     def solve(self, length: int) -> Float[Tensor, "copies three length hidden"]:
         """Return p at the first `length` positions, from memory where no gradient is wanted."""
+        start = self.starts.to(torch.promote_types(self.starts.dtype, torch.float32))
         parameters = list(self.parameters())
         if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
-            return self._solution(length)
+            return self._flow_from(start, 0, length)
         now = [(p.data_ptr(), p._version, p.dtype, p.device) for p in parameters]
-        if self._kept is None or self._kept[0] != now or self._kept[1].shape[2] < length:
-            # A decoder asks for one position more each time: the next power of two is for all.
-            self._kept = (now, self._solution(1 << max(0, length - 1).bit_length()))
-        return self._kept[1][:, :, :length]
+        if self._kept is None or self._kept[0] != now:
+            self._kept = (now, self._flow_from(start, 0, length))
+        solved = self._kept[1]
+        if 0 < solved.shape[2] < length:
+            # A decoder asks for one position more each time: the flow goes on from the last.
+            more = self._flow_from(solved[:, :, -1], solved.shape[2] - 1, length)
+            solved = torch.cat((solved, more[:, :, 1:]), dim=2)
+            self._kept = (now, solved)
+        return solved[:, :, :length]
 
-    def _solution(self, length: int) -> Float[Tensor, "copies three length hidden"]:
-        torchdiffeq = _torchdiffeq()
-        dtype = torch.promote_types(self.starts.dtype, torch.float32)
-        states = self.starts.to(dtype).flatten(0, 1)
-        if length < 2:
-            return states.unflatten(0, self.starts.shape[:2]).unsqueeze(2)[:, :, :length]
+    def _flow_from(
+        self, state: Float[Tensor, "copies three hidden"], first: int, end: int
+    ) -> Float[Tensor, "copies three positions hidden"]:
+        """Return p from position `first`, where it is `state`, to before position `end`."""
+        if end - first < 2:
+            return state.unsqueeze(2)[:, :, : end - first]
         # Exact times: in float32 steps of 0.002 are rounded by a hundredth of a per cent at t = 5.
-        exact = torch.float32 if states.device.type == "mps" else torch.float64
-        times = torch.arange(length, dtype=exact, device=states.device) * self.step
+        exact = torch.float32 if state.device.type == "mps" else torch.float64
+        times = torch.arange(first, end, dtype=exact, device=state.device) * self.step
         # These tensors, not whatever the module holds by the time of the backward pass.
         parameters = tuple(self.flow.parameters())
-        solved = torchdiffeq.odeint_adjoint(
+        solved = _torchdiffeq().odeint_adjoint(
             lambda time, state: derivative(time, state, parameters),
-            states,
+            state.flatten(0, 1),
             times,
             method="rk4",
             options={"grid_constructor": self._grid},
             adjoint_params=parameters,
         )
-        return solved.unflatten(1, self.starts.shape[:2]).movedim(0, 2)
+        return solved.unflatten(1, state.shape[:2]).movedim(0, 2)
 
     def _grid(self, flow: Any, states: Tensor, times: Tensor) -> Tensor:
         """Return the times of all steps: `substeps` equal ones between neighbouring positions."""

@@ -46,7 +46,7 @@ def markdown(record: dict[str, Any]) -> str:
         "# Table 1, measured",
         "",
         f"{record['date']}, commit {record['commit']}, torch {record['torch']}, "
-        f"{record['device']}, {record['threads']} threads, {record['seconds']} s, seed "
+        f"{record['device']}, one thread, {record['seconds']} s, seed "
         f"{record['settings']['seed']}: `{record['command']}`",
         "",
         f"**{total['agree']} of {total['of']} marks agree with the paper's.** Each cell has the "

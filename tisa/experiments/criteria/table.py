@@ -54,15 +54,20 @@ def run(
     `progress` is called before each cell is measured.
     """
     started = time.perf_counter()
-    random_state = torch.random.get_rng_state()
     measured: dict[str, dict[str, Measurement]] = {}
-    for method in ordered(methods):
-        measured[method] = {}
-        for criterion in CRITERIA:
-            progress(method, criterion)
-            torch.manual_seed(settings.seed)
-            measured[method][criterion] = MEASURES[criterion](method, settings)
-    torch.random.set_rng_state(random_state)
+    threads = torch.get_num_threads()
+    # Thousands of tiny operations one after the other: threads would only wait for each other.
+    torch.set_num_threads(1)
+    try:
+        for method in ordered(methods):
+            measured[method] = {}
+            for criterion in CRITERIA:
+                progress(method, criterion)
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(settings.seed)
+                    measured[method][criterion] = MEASURES[criterion](method, settings)
+    finally:
+        torch.set_num_threads(threads)
     rows = [_row(method, cells, settings) for method, cells in measured.items()]
     return {
         **surroundings(command, torch.device(settings.device)),

@@ -3,7 +3,7 @@
 Every token is the zero vector, so that nothing but position can tell keys apart; the query and key
 maps then give their biases, which are free, as are the weights. Nothing is added to the layer: a
 witness is a point in the space in which the method is trained. Each function sets one for the
-offset −`far` (the key stands before the query), in the first head.
+offset −`far` (the key stands before the query); one head is enough.
 """
 
 import math
@@ -61,12 +61,13 @@ def near_far(layer: SelfAttention, far: int) -> None:
 
 
 def tisa_v2(layer: SelfAttention, far: int) -> None:
-    """One sharp step up at −far; only the fixed slope lets what lies beyond fall again."""
+    """One sharp step up at −far in every head; only the fixed slope falls again beyond it.
+
+    As high as float32, in which models are trained, can hold an amplitude.
+    """
     scoring = _scoring(layer, TISAv2)
-    scoring.step_amplitudes.zero_()
-    scoring.floors.zero_()
-    scoring.step_amplitudes[0, 0] = math.exp(100.0)
-    scoring.step_offsets[0, 0] = far - 0.5
+    scoring.step_amplitudes[:, 0] = math.exp(80.0)
+    scoring.step_offsets[:, 0] = far - 0.5
     scoring.step_widths.fill_(1e-2)
 
 
