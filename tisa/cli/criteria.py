@@ -16,6 +16,9 @@ def command(
         Path | None, typer.Option(help="Folder for criteria.md, criteria.json and criteria.png.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the random parameters and contents.")] = 0,
+    variations: Annotated[
+        bool, typer.Option("--variations", help="Again with other random numbers and sizes.")
+    ] = False,
     device: Annotated[str, typer.Option(help="Where to measure; the numbers are float64.")] = "cpu",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the record instead of the table.")
@@ -31,20 +34,28 @@ def command(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from tisa.experiments.criteria.figure import require_matplotlib
     from tisa.experiments.criteria.paper import CRITERIA
+    from tisa.experiments.criteria.sensitivity import variations as others
     from tisa.experiments.criteria.settings import Settings
     from tisa.experiments.criteria.table import ordered, run
 
+    if out is not None:
+        # Before the minute of measuring, not after it.
+        require_matplotlib()
+        out.mkdir(parents=True, exist_ok=True)
     names = ordered(None if methods is None else [m.strip() for m in methods.split(",")])
     shown = " ".join(["tisa", *sys.argv[1:]])
     columns = (TextColumn("{task.description:46}"), BarColumn(), MofNCompleteColumn(),
                TimeElapsedColumn())  # fmt: skip
     # On standard error: what is piped on is the result alone.
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=len(names) * len(CRITERIA), completed=-1)
+        rounds = 1 + len(others(Settings())) if variations else 1
+        task = bar.add_task("", total=rounds * len(names) * len(CRITERIA), completed=-1)
         record = run(
             Settings(seed=seed, device=device),
             names,
+            varied=variations,
             command=shown,
             progress=lambda method, criterion: bar.update(
                 task, advance=1, description=f"{method}: {criterion}"
@@ -65,26 +76,25 @@ def write(record: dict[str, Any], out: Path) -> None:
     from tisa.experiments.criteria.figure import figure
     from tisa.experiments.criteria.report import markdown
 
-    drawn = figure(record)
-    out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     (out / "criteria.json").write_text(text)
     (out / "criteria.md").write_text(markdown(record))
-    drawn.savefig(out / "criteria.png", dpi=130)
+    figure(record).savefig(out / "criteria.png", dpi=130)
 
 
 def _print_table(record: dict[str, Any]) -> None:
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
     from tisa.experiments.criteria.paper import CRITERIA
     from tisa.experiments.criteria.report import disagreements, mark, shown, threshold
 
-    console = Console(highlight=False, soft_wrap=False)
-    table = Table(caption="measured mark, the paper's in brackets, the number behind the first")
-    table.add_column("method")
-    for criterion in CRITERIA:
-        table.add_column(f"{criterion}\n[dim]{threshold(criterion, record['settings'])}[/dim]")
+    console = Console(highlight=False)
+    caption = "measured mark, the paper's in brackets, the number behind the first"
+    table = Table(caption=caption, box=SIMPLE, padding=(0, 1, 0, 0))
+    for header in ("method", *CRITERIA):
+        table.add_column(header, overflow="fold")
     for row in record["rows"]:
         cells = []
         for criterion in CRITERIA:
@@ -95,6 +105,8 @@ def _print_table(record: dict[str, Any]) -> None:
             cells.append(f"[bold yellow]{text}[/]" if differs else text)
         table.add_row(row["row"], *cells)
     console.print(table)
+    for criterion in CRITERIA:
+        console.print(f"{criterion} ✓: {threshold(criterion, record['settings'])}")
     total = record["agreement"]
     console.print(f"{total['agree']} of {total['of']} marks agree with the paper's.")
     for row, criterion, cell in disagreements(record):
@@ -102,3 +114,6 @@ def _print_table(record: dict[str, Any]) -> None:
             f"- {row}, {criterion}: measured {mark(cell['mark'])}, paper {mark(cell['paper'])}: "
             f"{cell['evidence']}", soft_wrap=True,
         )  # fmt: skip
+    for label, variation in record["variations"].items():
+        changed = ", ".join(variation["changed"]) or "no mark changes"
+        console.print(f"{label}: {changed}", soft_wrap=True)

@@ -9,8 +9,8 @@ from tisa.experiments.criteria.report import mark, shown
 AGREES, DIFFERS, UNCLAIMED = "#d4e6f4", "#f6b26b", "#eeeeee"
 
 
-def figure(record: dict[str, Any]) -> Any:
-    """Return a matplotlib Figure of the table."""
+def require_matplotlib() -> Any:
+    """Return matplotlib's Figure, or say which extra brings it."""
     try:
         from matplotlib.figure import Figure
     except ImportError as missing:
@@ -18,8 +18,13 @@ def figure(record: dict[str, Any]) -> Any:
             "the figure is drawn with matplotlib, which is not installed; "
             'run: pip install "tisa[experiments]"'
         ) from missing
+    return Figure
+
+
+def figure(record: dict[str, Any]) -> Any:
+    """Return a matplotlib Figure of the table."""
     rows = record["rows"]
-    drawn = Figure(figsize=(11.5, 1.4 + 0.42 * len(rows)), layout="constrained")
+    drawn = require_matplotlib()(figsize=(13.5, 1.4 + 0.42 * len(rows)), layout="constrained")
     axes = drawn.subplots()
     for y, row in enumerate(rows):
         for x, criterion in enumerate(CRITERIA):
@@ -29,7 +34,7 @@ def figure(record: dict[str, Any]) -> Any:
             colour = UNCLAIMED if unclaimed else DIFFERS if differs else AGREES
             axes.fill((x, x + 1, x + 1, x), (y, y, y + 1, y + 1), color=colour, ec="white", lw=2)
             axes.text(x + 0.06, y + 0.52, mark(cell["mark"]), va="center", size=13, weight="bold")
-            axes.text(x + 0.22, y + 0.52, shown(criterion, cell), va="center", size=9)
+            axes.text(x + 0.2, y + 0.52, shown(criterion, cell), va="center", size=9)
             if differs:
                 axes.text(
                     x + 0.97, y + 0.52, f"paper {mark(cell['paper'])}", va="center", ha="right",

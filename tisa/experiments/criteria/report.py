@@ -80,6 +80,7 @@ def markdown(record: dict[str, Any]) -> str:
             for tried in record["sensitivity"]
         ),
         "",
+        *_variations(record["variations"]),
         "## What was seen",
         "",
     ]
@@ -110,6 +111,16 @@ def threshold(criterion: str, settings: dict[str, Any]) -> str:
     value = settings[rule.threshold]
     text = f"{100 * value:g} %" if criterion == "parameter efficient" else f"{value:g}"
     return f"{rule.number} {rule.side} {text}"
+
+
+def _variations(found: dict[str, Any]) -> list[str]:
+    if not found:
+        return []
+    lines = ["## Sensitivity to random numbers and sizes", ""]
+    for label, variation in found.items():
+        changed = ", ".join(variation["changed"]) or "no mark changes"
+        lines.append(f"- {label}: {changed}")
+    return [*lines, ""]
 
 
 def _sentence(text: str) -> str:

@@ -1,4 +1,4 @@
-"""How the marks depend on the thresholds: what every other threshold would have given."""
+"""How the marks depend on the thresholds, on the random numbers and on the sizes."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,6 +34,39 @@ def sensitivity(
     for threshold in TRIED["parameter efficient"]:
         rows.append(_tried(measured, settings, "parameter efficient", threshold, growing=True))
     return rows
+
+
+def variations(settings: Settings) -> dict[str, Settings]:
+    """Return other random numbers and other sizes to measure everything with again."""
+    return {
+        f"seed {settings.seed + 10_000}": replace(settings, seed=settings.seed + 10_000),
+        f"seed {settings.seed + 20_000}": replace(settings, seed=settings.seed + 20_000),
+        "96 positions, 4 heads of 16": replace(
+            settings, training_length=96, hidden_size=64, num_attention_heads=4
+        ),
+    }
+
+
+def compared(
+    base: Mapping[str, Mapping[str, Measurement]],
+    varied: Mapping[str, Mapping[str, Measurement]],
+    settings: Settings,
+) -> dict[str, Any]:
+    """Return the marks that a variation changes, and all its numbers."""
+    changed = []
+    for method, cells in base.items():
+        for criterion, cell in cells.items():
+            rule = RULES[criterion]
+            mark = rule.mark(varied[method][criterion], rule.used(settings))
+            if mark != rule.mark(cell, rule.used(settings)):
+                changed.append(f"{method}, {criterion} {'✓' if mark else '✗'}")
+    return {
+        "changed": changed,
+        "numbers": {
+            method: {criterion: cell.number for criterion, cell in cells.items()}
+            for method, cells in varied.items()
+        },
+    }
 
 
 def _tried(

@@ -5,6 +5,8 @@ Nothing here is fitted to the paper's marks. `sensitivity.py` says what other th
 
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -49,6 +51,15 @@ class Settings:
     search_steps: int = 60
     seed: int = 0
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        try:
+            torch.empty(0, device=self.device, dtype=torch.float64)
+        except (RuntimeError, AssertionError, TypeError, NotImplementedError) as refusal:
+            raise ValueError(
+                f"device must be one that this machine has and that computes in float64, got "
+                f"{self.device!r}: {str(refusal).splitlines()[0]}"
+            ) from None
 
     @property
     def far(self) -> int:

@@ -17,7 +17,7 @@ from tisa.experiments.criteria import (
 )
 from tisa.experiments.criteria.measurement import RULES, Measurement
 from tisa.experiments.criteria.paper import CRITERIA, TABLE_1, claims, row_name
-from tisa.experiments.criteria.sensitivity import sensitivity
+from tisa.experiments.criteria.sensitivity import compared, sensitivity, variations
 from tisa.experiments.criteria.settings import Settings
 from tisa.experiments.record import surroundings
 from tisa.positions import METHODS
@@ -46,37 +46,54 @@ def run(
     settings: Settings,
     methods: Sequence[str] | None = None,
     *,
+    varied: bool = False,
     command: str = "tisa.experiments.criteria.table.run",
     progress: Callable[[str, str], None] = lambda method, criterion: None,
 ) -> dict[str, Any]:
     """Return the record: every number, every mark beside the paper's, and how sure it is.
 
-    `progress` is called before each cell is measured.
+    `varied` measures everything again with other random numbers and sizes. `progress` is called
+    before each cell is measured.
     """
     started = time.perf_counter()
-    measured: dict[str, dict[str, Measurement]] = {}
-    threads = torch.get_num_threads()
-    # Thousands of tiny operations one after the other: threads would only wait for each other.
-    torch.set_num_threads(1)
-    try:
-        for method in ordered(methods):
-            measured[method] = {}
-            for criterion in CRITERIA:
-                progress(method, criterion)
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(settings.seed)
-                    measured[method][criterion] = MEASURES[criterion](method, settings)
-    finally:
-        torch.set_num_threads(threads)
+    names = ordered(methods)
+    measured = measure(settings, names, progress)
+    seconds = time.perf_counter() - started
+    others = variations(settings) if varied else {}
     rows = [_row(method, cells, settings) for method, cells in measured.items()]
     return {
         **surroundings(command, torch.device(settings.device)),
-        "seconds": round(time.perf_counter() - started, 1),
+        "seconds": round(seconds, 1),
         "settings": asdict(settings),
         "agreement": agreement(rows),
         "rows": rows,
         "sensitivity": sensitivity(measured, settings),
+        "variations": {
+            label: compared(measured, measure(other, names, progress), settings)
+            for label, other in others.items()
+        },
     }
+
+
+def measure(
+    settings: Settings, methods: Sequence[str], progress: Callable[[str, str], None]
+) -> dict[str, dict[str, Measurement]]:
+    """Return every cell of the table for these methods."""
+    found: dict[str, dict[str, Measurement]] = {}
+    threads = torch.get_num_threads()
+    # Thousands of tiny operations one after the other: threads would only wait for each other.
+    torch.set_num_threads(1)
+    try:
+        for method in methods:
+            found[method] = {}
+            for criterion in CRITERIA:
+                progress(method, criterion)
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(settings.seed)
+                    found[method][criterion] = MEASURES[criterion](method, settings)
+    finally:
+        torch.set_num_threads(threads)
+    return found
 
 
 def agreement(rows: list[dict[str, Any]]) -> dict[str, Any]:
