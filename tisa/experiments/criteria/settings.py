@@ -55,7 +55,7 @@ class Settings:
     def __post_init__(self) -> None:
         try:
             torch.empty(0, device=self.device, dtype=torch.float64)
-        except (RuntimeError, AssertionError, TypeError, NotImplementedError) as refusal:
+        except (RuntimeError, AssertionError, TypeError) as refusal:
             raise ValueError(
                 f"device must be one that this machine has and that computes in float64, got "
                 f"{self.device!r}: {str(refusal).splitlines()[0]}"
