@@ -183,11 +183,18 @@ def test_shaw_makes_no_tensor_of_pairs_times_width():
     assert largest.elements <= 2 * length * (length + 1)
 
 
-def test_shared_position_of_a_transformer_of_ones_own():
-    position = build_position("t5", PositionConfig(hidden_size=16, num_attention_heads=2))
-    layers = [tisa.SelfAttention(16, 2, position=position, layer=n) for n in range(2)]
+def test_shared_position_and_cache_of_a_transformer_of_ones_own():
+    config = PositionConfig(hidden_size=16, num_attention_heads=2, is_causal=True)
+    position = build_position("rotary", config)
+    layers = [
+        tisa.SelfAttention(16, 2, position=position, layer=n, is_causal=True) for n in range(2)
+    ]
     assert layers[0].position is layers[1].position
-    assert layers[1](torch.randn(2, 5, 16)).shape == (2, 5, 16)
+    x, cache = torch.randn(2, 5, 16), Cache()
+    full = layers[1](layers[0](x))
+    found = [layers[1](layers[0](y, cache=cache), cache=cache) for y in x.split(2, dim=1)]
+    torch.testing.assert_close(torch.cat(found, dim=1), full)
+    assert cache.length == 5
 
 
 @pytest.mark.parametrize("cls", [Transformer, LanguageModel])
@@ -313,7 +320,7 @@ def test_without_safetensors_the_extra_is_named(tmp_path, monkeypatch):
         (lambda: packed(tokens(7), [0, 7], 5), "max_seqlen must be at least"),
         (lambda: LanguageModel(config_of()).generate(tokens(1, 2), 3), "needs a decoder"),
         (lambda: tisa.SelfAttention(16, 3), "multiple of num_attention_heads"),
-        (lambda: tisa.SelfAttention(16, 2, position="rotary", layer=-1), "num_hidden_layers"),
+        (lambda: tisa.SelfAttention(16, 2, position="rotary", layer=1), "pass the Position"),
         (lambda: tisa.SelfAttention(2, 2, position="rotary"), "even width"),
         (
             lambda: tisa.SelfAttention(

@@ -6,16 +6,24 @@ from tisa.shapes import Float, Tensor
 
 
 class Cache:
-    """What each layer (or each pass through a shared layer) has seen; starts empty, grows."""
+    """What each layer (or each pass through a shared layer) has seen; starts empty, grows.
+
+    Layers are told apart by their number: one cache serves all layers of a transformer that counts
+    them.
+    """
 
     def __init__(self) -> None:
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
+    def length_of(self, layer: int) -> int:
+        """Return the number of tokens that a layer has seen."""
+        return self.values[layer].shape[-2] if layer in self.values else 0
+
     @property
     def length(self) -> int:
-        """The number of tokens in it."""
-        return self.values[0].shape[-2] if self.values else 0
+        """The number of tokens that the layer which is farthest has seen."""
+        return max((self.length_of(layer) for layer in self.values), default=0)
 
     def extend(
         self,

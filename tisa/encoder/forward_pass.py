@@ -29,13 +29,17 @@ def begin(
     position: Position,
     tokens: Tensor,
     *,
+    layer: int = 0,
     is_causal: bool,
     attention_mask: Tensor | None,
     cache: Cache | None,
     cu_seqlens: Tensor | None,
     max_seqlen: int | None,
 ) -> ForwardPass:
-    """Return the pass for `tokens`, (batch, length, width) or packed (total, width)."""
+    """Return the pass for `tokens`, (batch, length, width) or packed (total, width).
+
+    `layer` is the first layer that they go through.
+    """
     if cu_seqlens is not None:
         return _begin_packed(position, tokens, attention_mask, cache, cu_seqlens, max_seqlen)
     if max_seqlen is not None:
@@ -51,7 +55,8 @@ def begin(
             "is_causal=True makes a decoder"
         )
     batch, length = tokens.shape[:2]
-    places = places_of(length, tokens.device, query_start=0 if cache is None else cache.length)
+    seen = 0 if cache is None else cache.length_of(layer)
+    places = places_of(length, tokens.device, query_start=seen)
     if attention_mask is not None:
         if tuple(attention_mask.shape) != (batch, places.keys):
             raise ValueError(

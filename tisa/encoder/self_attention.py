@@ -17,6 +17,8 @@ class SelfAttention(nn.Module):
 
     `position` is a name from `tisa.positions.METHODS`, its keyword arguments in
     `position_options`; or a `Position` that several layers share, this one being number `layer`.
+    Layers that share a position may share a cache too; the others need one each.
+
     A method that enters at the input embeddings enters at this layer's input if it was given by
     name; one that is shared is for the transformer that shares it to put there (`position.embed`).
     """
@@ -36,10 +38,15 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.embeds = isinstance(position, str)
         if isinstance(position, str):
+            if layer != 0:
+                raise ValueError(
+                    f"SelfAttention: layer must be 0 where position is a name, got {layer}; it "
+                    "says which layer this is of those that share a position: pass the Position"
+                )
             config = PositionConfig(
                 hidden_size=hidden_size,
                 num_attention_heads=num_attention_heads,
-                num_hidden_layers=layer + 1,
+                num_hidden_layers=1,
                 max_position_embeddings=max_position_embeddings,
                 is_causal=is_causal,
                 options=dict(position_options or {}),
@@ -93,6 +100,7 @@ class SelfAttention(nn.Module):
         run = begin(
             self.position,
             hidden,
+            layer=self.layer,
             is_causal=self.attention.is_causal,
             attention_mask=attention_mask,
             cache=cache,
