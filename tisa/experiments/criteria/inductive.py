@@ -52,8 +52,12 @@ def far_weights(
     layer: SelfAttention, content: Float[Tensor, "one length hidden"], settings: Settings
 ) -> Float[Tensor, " keys"]:
     """Return the weights that one query gives all keys, in the head that looks farthest away."""
+    return _far_log_weights(layer, content, settings).exp()
+
+
+def _far_log_weights(layer: SelfAttention, content: Tensor, settings: Settings) -> Tensor:
     query, far = _places(settings)
-    weights = layer.logits(content)[0, :, query].softmax(-1)
+    weights = layer.logits(content)[0, :, query].log_softmax(-1)
     return weights[weights[:, far].argmax()]
 
 
@@ -68,7 +72,7 @@ def search(name: str, settings: Settings) -> Float[Tensor, " keys"]:
         optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
         for _ in range(settings.search_steps):
             optimizer.zero_grad()
-            (-far_weights(layer, content, settings)[far].log()).backward()
+            (-_far_log_weights(layer, content, settings)[far]).backward()
             optimizer.step()
         with torch.no_grad():
             found = far_weights(layer, content, settings)
