@@ -6,6 +6,9 @@
 - Refutation: the length is an error; or two such offsets have equal scores for every random draw of
   the parameters.
 - Neither: the best weight that the search found; a ✗ that a better search might overturn.
+
+Where a witness is constructed, what the search finds is said beside it: whether training would get
+there is another question than whether the method can express it.
 """
 
 import torch
@@ -14,7 +17,7 @@ from tisa.encoder import SelfAttention
 from tisa.experiments.criteria.draws import draw_parameters, random_content, random_layer
 from tisa.experiments.criteria.measurement import Measurement
 from tisa.experiments.criteria.settings import Settings
-from tisa.experiments.criteria.witnesses import KNOWN
+from tisa.experiments.criteria.witnesses import KNOWN, UNSEARCHED
 from tisa.shapes import Float, Tensor
 
 
@@ -36,7 +39,7 @@ def measure(name: str, settings: Settings) -> Measurement:
                 p.zero_()
             KNOWN[name](layer, settings.far)
             weights = far_weights(layer, nothing, settings)
-        return _witness(weights, settings, "by construction")
+        return _witness(weights, settings, "by construction", _found_by_search(name, settings))
     apart = max(_scores_apart(name, settings, draw) for draw in range(settings.draws))
     if apart == 0:
         return Measurement(
@@ -101,7 +104,18 @@ def _scores_apart(name: str, settings: Settings, draw: int) -> float:
     return apart if apart > 1e-12 else 0.0
 
 
-def _witness(weights: Float[Tensor, " keys"], settings: Settings, how: str) -> Measurement:
+def _found_by_search(name: str, settings: Settings) -> str:
+    if name in UNSEARCHED:
+        return f"; not searched: {UNSEARCHED[name]}"
+    _, far = _places(settings)
+    return (
+        f"; gradient search from random parameters finds {float(search(name, settings)[far]):.2g}"
+    )
+
+
+def _witness(
+    weights: Float[Tensor, " keys"], settings: Settings, how: str, searched: str = ""
+) -> Measurement:
     _, far = _places(settings)
     found = float(weights[far])
     others = weights.clone()
@@ -109,5 +123,5 @@ def _witness(weights: Float[Tensor, " keys"], settings: Settings, how: str) -> M
     return Measurement(
         found,
         f"{how}, the key at offset {-settings.far} gets {found:.2g} of a query's attention, the "
-        f"next best key {float(others.max()):.2g}",
+        f"next best key {float(others.max()):.2g}{searched}",
     )

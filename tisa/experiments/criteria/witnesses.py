@@ -100,6 +100,10 @@ KNOWN: dict[str, Callable[[SelfAttention, int], None]] = {
 }
 
 
+# Why no gradient search is made beside the construction.
+UNSEARCHED = {"floater": "one step of it solves the flow over all positions and back"}
+
+
 def _maps(layer: SelfAttention) -> tuple[torch.Tensor, torch.Tensor]:
     assert layer.attention.query is not None
     assert layer.attention.key is not None
