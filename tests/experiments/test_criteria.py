@@ -184,6 +184,9 @@ def test_refutations():
         measured = inductive.measure(name, SMALL)
         assert measured.refuted
         assert "same score in 2 of 2" in measured.evidence
+    # The search does find witnesses where gradients lead to one.
+    far = inductive._places(SMALL)[1]
+    assert inductive.search("rotary", replace(SMALL, search_steps=60, hidden_size=64))[far] > 0.5
     kerple = inductive.measure("kerple-log", SMALL)
     assert not kerple.refuted
     assert 0 < kerple.number < 0.1
@@ -263,7 +266,8 @@ def test_the_committed_record_is_of_these_definitions(record):
     assert {row["method"] for row in record["rows"]} <= set(METHODS)
     assert record["agreement"]["of"] == 54
     assert table.agreement(record["rows"]) == record["agreement"]
-    assert record["seconds"] < 180
+    # Wall clock depends on who else uses the machine.
+    assert record["cpu_seconds"] < 180
     assert not record["uncommitted_changes"]
     text = max(RECORDS.glob("*-table1/criteria.md")).read_text()
     assert text == markdown(record)

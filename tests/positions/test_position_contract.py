@@ -8,7 +8,7 @@ import torch
 
 import tisa
 from tisa.encoder import Cache, LanguageModel, Transformer, TransformerConfig
-from tisa.positions import METHODS, PositionConfig, build_position
+from tisa.positions import METHODS, Position, PositionConfig, build_position
 
 VOCABULARY, HIDDEN, HEADS, LAYERS, LIMIT = 13, 16, 2, 2, 12
 
@@ -38,6 +38,15 @@ def model_of(name, cls=Transformer, **values):
 
 def tokens(*shape):
     return torch.randint(0, VOCABULARY, shape)
+
+
+def test_every_hook_is_asked(name):
+    """A hook that the method has and the layer would never ask for is silently ignored."""
+    position = build_position(name, PositionConfig(HIDDEN, HEADS, LAYERS, LIMIT))
+    hooks = ("content", "dense_logits", "values")
+    has = {hook for hook in hooks if getattr(type(position), hook) is not getattr(Position, hook)}
+    assert position.dense or not has & {"content", "dense_logits"}
+    assert position.needs_weights or "values" not in has
 
 
 @pytest.mark.parametrize("shape", [(2, 7), (1, 1), (3, 12)])

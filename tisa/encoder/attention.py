@@ -49,7 +49,7 @@ class AttentionLayer(nn.Module):
         packing = run.packing
         if packing is None:
             mixed = self._attend(hidden, query, key, value, position, layer, run)
-        elif position.dense:
+        elif position.dense or position.needs_weights:
             query, key = (None if x is None else packing.pad(x) for x in (query, key))
             padded = ForwardPass(run.prepared, packing.mask())
             mixed = self._attend(

@@ -39,7 +39,8 @@ def measure(name: str, settings: Settings) -> Measurement:
                 p.zero_()
             KNOWN[name](layer, settings.far)
             weights = far_weights(layer, nothing, settings)
-        return _witness(weights, settings, "by construction", _found_by_search(name, settings))
+        searched = _found_by_search(name, settings) if settings.search_beside else ""
+        return _witness(weights, settings, "by construction", searched)
     apart = max(_scores_apart(name, settings, draw) for draw in range(settings.draws))
     if apart == 0:
         return Measurement(

@@ -46,8 +46,8 @@ def markdown(record: dict[str, Any]) -> str:
         "# Table 1, measured",
         "",
         f"{record['date']}, commit {record['commit']}, torch {record['torch']}, "
-        f"{record['device']}, one thread, {record['seconds']} s, seed "
-        f"{record['settings']['seed']}: `{record['command']}`",
+        f"{record['device']}, one thread, {record['seconds']} s ({record['cpu_seconds']} s CPU), "
+        f"seed {record['settings']['seed']}: `{record['command']}`",
         "",
         f"**{total['agree']} of {total['of']} marks agree with the paper's.** Each cell has the "
         "measured mark, the paper's in brackets, and the number behind the measured one. Cells "

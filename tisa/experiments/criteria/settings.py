@@ -29,7 +29,8 @@ class Settings:
             factor · training_length. hidden_size and heads: of the layers that are measured.
         draws: random draws of all parameters; contents: random contents for each of them.
         phrase: tokens that are moved, by `shifts`. path_lengths: lengths of the traces.
-        search_steps: of the search for a witness where none is known by construction.
+        search_steps: of the search for a witness where none is known by construction; search_beside
+            makes it also where one is.
     """
 
     witness_weight: float = 0.5
@@ -49,6 +50,7 @@ class Settings:
     shifts: tuple[int, ...] = (1, 7, 40)
     path_lengths: tuple[int, ...] = (16, 32, 64, 128)
     search_steps: int = 60
+    search_beside: bool = True
     seed: int = 0
     device: str = "cpu"
 

@@ -55,15 +55,16 @@ def run(
     `varied` measures everything again with other random numbers and sizes. `progress` is called
     before each cell is measured.
     """
-    started = time.perf_counter()
+    started, busy = time.perf_counter(), time.process_time()
     names = ordered(methods)
     measured = measure(settings, names, progress)
-    seconds = time.perf_counter() - started
+    seconds, busy = time.perf_counter() - started, time.process_time() - busy
     others = variations(settings) if varied else {}
     rows = [_row(method, cells, settings) for method, cells in measured.items()]
     return {
         **surroundings(command, torch.device(settings.device)),
         "seconds": round(seconds, 1),
+        "cpu_seconds": round(busy, 1),
         "settings": asdict(settings),
         "agreement": agreement(rows),
         "rows": rows,
