@@ -1,8 +1,10 @@
 """The transformer around the methods: norms, sharing, heads, saving, errors."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import tisa
 from tisa.encoder import Cache, LanguageModel, Transformer, TransformerConfig, load, save
 from tisa.positions import PositionConfig, build_position
 
+ROOT = Path(__file__).parents[2]
 SMALL = {
     "vocab_size": 13, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2,
     "max_position_embeddings": 12,
@@ -342,3 +345,10 @@ def masked(mask):
 def packed(ids, ends, longest):
     ends = torch.tensor(ends, dtype=torch.int32)
     return Transformer(config_of())(ids, cu_seqlens=ends, max_seqlen=longest)
+
+
+def test_the_snippet_of_the_docs_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/methods.md").read_text(), re.S)
+    exec(compile(snippet, "docs/methods.md", "exec"), {})
+    assert (tmp_path / "model" / "model.safetensors").exists()
