@@ -156,3 +156,18 @@ def test_recentred_keeps_every_offset_that_both_have(length, new):
         assert torch.equal(column, old.get(k, zero))
     if new <= length:
         assert found.untyped_storage().data_ptr() == scores.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
+def test_skew_moves_offsets_to_keys_and_back(queries, keys):
+    rows = torch.randn(2, queries, offsets.span(queries, keys), dtype=torch.float64)
+    matrix = offsets.skew(rows, keys)
+    assert matrix.shape == (2, queries, keys)
+    for i in range(queries):
+        for j in range(keys):
+            assert torch.equal(matrix[:, i, j], rows[:, i, j - i + queries - 1])
+    back = offsets.unskew(matrix)
+    assert back.shape == rows.shape
+    assert torch.equal(offsets.skew(back, keys), matrix)
+    # Its adjoint: what no pair of tokens reads is 0.
+    assert (back != 0).sum() == (matrix != 0).sum()

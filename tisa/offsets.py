@@ -68,6 +68,34 @@ def to_matrix(
     return flat.reshape(*heads, query_length, length)[..., query_length - 1 :].contiguous()
 
 
+def skew(rows: Float[Tensor, "*heads queries span"], key_length: int) -> Tensor:
+    """Return the matrix (queries, keys) whose row i is row i of `rows`, moved to where it belongs.
+
+    Entry t of a row is what its query has for the t-th offset of the vector; `to_matrix` is the
+    case in which all rows are the same.
+    """
+    heads, (query_length, length) = rows.shape[:-2], rows.shape[-2:]
+    if query_length == 0:
+        return rows.new_zeros(*heads, 0, key_length)
+    flat = pad(rows, (0, 1)).reshape(*heads, query_length * (length + 1))
+    moved = flat[..., : query_length * length].reshape(*heads, query_length, length)
+    return moved[..., query_length - 1 :]
+
+
+def unskew(matrix: Float[Tensor, "*heads queries keys"]) -> Tensor:
+    """Return rows (queries, span) that hold each query's entries by offset, 0 where it has none.
+
+    The adjoint of `skew`; the sum of its rows is `sum_diagonals`.
+    """
+    heads, (query_length, key_length) = matrix.shape[:-2], matrix.shape[-2:]
+    length = span(query_length, key_length)
+    if query_length == 0 or key_length == 0:
+        return matrix.new_zeros(*heads, query_length, length)
+    rows = pad(matrix, (query_length - 1, 0))
+    flat = pad(rows.reshape(*heads, query_length * length), (0, query_length))
+    return flat.reshape(*heads, query_length, length + 1)[..., :length]
+
+
 def to_vector(matrix: Float[Tensor, "*heads queries keys"]) -> Float[Tensor, "*heads span"]:
     """Return the score vector of a Toeplitz matrix: up its first column, then along its first row.
 
@@ -84,13 +112,7 @@ def to_vector(matrix: Float[Tensor, "*heads queries keys"]) -> Float[Tensor, "*h
 
 def sum_diagonals(matrix: Float[Tensor, "*heads queries keys"]) -> Float[Tensor, "*heads span"]:
     """Return the sum of each diagonal, in the vector's order: the adjoint of `to_matrix`."""
-    heads, (query_length, key_length) = matrix.shape[:-2], matrix.shape[-2:]
-    length = span(query_length, key_length)
-    if query_length == 0 or key_length == 0:
-        return matrix.new_zeros(*heads, length)
-    rows = pad(matrix, (query_length - 1, 0))
-    flat = pad(rows.reshape(*heads, query_length * length), (0, query_length))
-    return flat.reshape(*heads, query_length, length + 1).sum(-2)[..., :length]
+    return unskew(matrix).sum(-2)
 
 
 def offset_of(query: Tensor, key: Tensor, query_start: int) -> Tensor:

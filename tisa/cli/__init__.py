@@ -1,6 +1,7 @@
 """The command line: parse, call one function, print. One file for each command.
 
 analyze.py   what models know about position
+criteria.py  Table 1, measured
 """
 
 import sys
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 
 # Name of the command, which is that of its file here too; each has a function `command`.
-COMMANDS: tuple[str, ...] = ("analyze",)
+COMMANDS: tuple[str, ...] = ("analyze", "criteria")
 
 # A user's mistake, or something missing on the machine: one sentence and exit code 2.
 MISTAKES = (ValueError, TypeError, OSError, ImportError)

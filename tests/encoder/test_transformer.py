@@ -1,0 +1,354 @@
+"""The transformer around the methods: norms, sharing, heads, saving, errors."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tisa
+from tisa.encoder import Cache, LanguageModel, Transformer, TransformerConfig, load, save
+from tisa.positions import PositionConfig, build_position
+
+ROOT = Path(__file__).parents[2]
+SMALL = {
+    "vocab_size": 13, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2,
+    "max_position_embeddings": 12,
+}  # fmt: skip
+
+
+def config_of(**values):
+    return TransformerConfig(**{**SMALL, **values})
+
+
+def tokens(*shape):
+    return torch.randint(0, 13, shape)
+
+
+def test_pre_norm_and_post_norm_by_hand():
+    x = tokens(2, 7)
+    for norm in ("pre", "post"):
+        model = Transformer(config_of(norm=norm, position="none", num_hidden_layers=1))
+        block = model.blocks[0]
+        run = tisa.encoder.transformer.begin(
+            model.position, torch.zeros(2, 7, 16), is_causal=False, attention_mask=None,
+            cache=None, cu_seqlens=None, max_seqlen=None,
+        )  # fmt: skip
+
+        def attend(h, block=block, model=model, run=run):
+            return block.attention(h, model.position, 0, run)
+
+        h = model.embeddings(x)
+        if norm == "post":
+            h = model.norm(h)
+            h = block.attention_norm(h + attend(h))
+            h = block.feed_forward_norm(h + block.feed_forward(h))
+        else:
+            h = h + attend(block.attention_norm(h))
+            h = model.norm(h + block.feed_forward(block.feed_forward_norm(h)))
+        torch.testing.assert_close(model(x), h)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_albert_shares_weights_and_not_positions(norm):
+    apart = Transformer(config_of(norm=norm))
+    shared = Transformer(config_of(norm=norm, share_layers=True, embedding_size=4))
+    assert len(shared.blocks) == 1
+    assert len(apart.blocks) == 3
+    assert len(shared.position.scoring) == 3
+    assert shared.embeddings.weight.shape == (13, 4)
+    # One layer's weights three times in a row is what sharing computes.
+    tall = Transformer(config_of(norm=norm, embedding_size=4))
+    state = shared.state_dict()
+    tall.load_state_dict({
+        name: state[name.replace("blocks.1.", "blocks.0.").replace("blocks.2.", "blocks.0.")]
+        for name in tall.state_dict()
+    })  # fmt: skip
+    x = tokens(2, 7)
+    torch.testing.assert_close(tall(x), shared(x))
+
+
+@pytest.mark.parametrize("layers", ["each", "shared", "first"])
+@pytest.mark.parametrize("name", ["tisa", "shaw", "floater"])
+def test_layers_that_have_positions(name, layers):
+    model = Transformer(config_of(position=name, position_options={"layers": layers}))
+    for p in model.position.parameters():
+        torch.nn.init.normal_(p, 0.3, 0.3)
+    prepared = model.position.prepare(tisa.positions.places_of(6))
+    query, hidden = torch.randn(1, 2, 6, 8), torch.randn(1, 6, 16)
+    found = []
+    for layer in range(3):
+        if name == "tisa":
+            found.append(model.position.offset_scores(layer, prepared))
+            assert (model.position.band(layer, torch.float32) is None) == (found[-1] is None)
+        elif name == "shaw":
+            found.append(model.position.dense_logits(layer, query, hidden, prepared))
+        else:
+            found.append(model.position.project(layer, prepared))
+    assert [f is not None for f in found] == [True, layers != "first", layers != "first"]
+    if layers == "shared":
+        assert torch.equal(found[0], found[2])
+    if layers == "each":
+        assert not torch.equal(found[0], found[2])
+    model(tokens(2, 6)).sum().backward()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("embedding_size", [None, 4])
+def test_language_model_is_tied(is_causal, embedding_size):
+    model = LanguageModel(config_of(is_causal=is_causal, embedding_size=embedding_size))
+    x = tokens(2, 7)
+    logits = model(x)
+    assert logits.shape == (2, 7, 13)
+    hidden = model.transformer(x)
+    some = torch.tensor([[True, False, True, False, False, False, True]] * 2)
+    torch.testing.assert_close(model.head(hidden[some]), logits[some])
+    assert "head" not in "".join(model.state_dict())
+    logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_generate_equals_reading_everything_again():
+    model = LanguageModel(config_of(is_causal=True, position="rotary")).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, 0, 0.5)
+    x = tokens(2, 3)
+    found = model.generate(x, 6)
+    for length in range(3, 9):
+        assert torch.equal(model(found[:, :length])[:, -1].argmax(-1), found[:, length])
+    drawn = [
+        model.generate(x, 6, temperature=2.0, generator=torch.Generator().manual_seed(s))
+        for s in (0, 0, 1)
+    ]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_activation_checkpointing_changes_no_gradient():
+    model = Transformer(config_of(hidden_dropout=0.1, attention_dropout=0.1))
+    x, found = tokens(2, 7), []
+    for on in (False, True):
+        model.activation_checkpointing = on
+        model.zero_grad()
+        torch.manual_seed(0)
+        model(x).square().sum().backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", ["tisa", "shaw", "tupe-a"])
+def test_dropout_only_in_training(name):
+    model = Transformer(config_of(position=name, hidden_dropout=0.3, attention_dropout=0.3))
+    x = tokens(2, 7)
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    assert torch.equal(model(x), model(x))
+
+
+def test_offset_scores_go_through_the_operator_with_their_band(monkeypatch):
+    from tisa.encoder import attention as module
+
+    seen = []
+
+    def spy(*arguments, **options):
+        seen.append((arguments[3], options["band"]))
+        return tisa.attention(*arguments, **options)
+
+    monkeypatch.setattr(module, "attention", spy)
+    Transformer(config_of(position="tisa"))(tokens(2, 7))
+    assert [scores.shape for scores, _ in seen] == [(2, 13)] * 3
+    assert [band.shape for _, band in seen] == [(2, 2)] * 3
+
+
+def test_shaw_makes_no_tensor_of_pairs_times_width():
+    """The largest tensor of forward and backward is (heads, queries, 2·keys), not × head width."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            out = function(*arguments, **(options or {}))
+            for x in out if isinstance(out, (tuple, list)) else (out,):
+                if isinstance(x, torch.Tensor):
+                    self.elements = max(self.elements, x.numel())
+            return out
+
+    length, width = 200, 32
+    layer = tisa.SelfAttention(width, 1, position="shaw")
+    with Largest() as largest:
+        layer(torch.randn(1, length, width)).sum().backward()
+    assert largest.elements <= 2 * length * (length + 1)
+
+
+def test_shared_position_and_cache_of_a_transformer_of_ones_own():
+    config = PositionConfig(hidden_size=16, num_attention_heads=2, is_causal=True)
+    position = build_position("rotary", config)
+    layers = [
+        tisa.SelfAttention(16, 2, position=position, layer=n, is_causal=True) for n in range(2)
+    ]
+    assert layers[0].position is layers[1].position
+    x, cache = torch.randn(2, 5, 16), Cache()
+    full = layers[1](layers[0](x))
+    found = [layers[1](layers[0](y, cache=cache), cache=cache) for y in x.split(2, dim=1)]
+    torch.testing.assert_close(torch.cat(found, dim=1), full)
+    assert cache.length == 5
+
+
+@pytest.mark.parametrize("cls", [Transformer, LanguageModel])
+@pytest.mark.parametrize("name", ["tisa", "synthesizer-factorised-mixed", "floater"])
+def test_saved_and_loaded(tmp_path, cls, name):
+    model = cls(config_of(position=name, norm="post", position_options={"layers": "shared"}))
+    save(model, tmp_path / "new" / "model")
+    again = load(tmp_path / "new" / "model")
+    assert type(again) is cls
+    assert again.config == model.config
+    assert not again.training
+    x = tokens(2, 7)
+    with torch.no_grad():
+        assert torch.equal(again(x), model.eval()(x))
+    assert sorted(p.name for p in (tmp_path / "new" / "model").iterdir()) == [
+        "config.json", "model.safetensors",
+    ]  # fmt: skip
+
+
+def test_loaded_in_a_fresh_process(tmp_path):
+    model = LanguageModel(config_of())
+    save(model, tmp_path)
+    code = (
+        "import sys, torch, tisa.encoder\n"
+        f"model = tisa.encoder.load({str(tmp_path)!r})\n"
+        "with torch.no_grad(): print(model(torch.arange(7)[None]).double().sum().item())\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    with torch.no_grad():
+        expected = model.eval()(torch.arange(7)[None]).double().sum().item()
+    assert float(answer.stdout) == pytest.approx(expected, rel=1e-6)
+
+
+def test_half_precision_is_kept_and_scores_stay_float32(tmp_path):
+    save(Transformer(config_of()).bfloat16(), tmp_path)
+    dtypes = {
+        name: value.dtype for name, value in load_file(tmp_path / "model.safetensors").items()
+    }
+    assert dtypes["position.scoring.0.kernel_offsets"] == torch.float32
+    assert dtypes["embeddings.weight"] == torch.bfloat16
+    assert load(tmp_path).embeddings.weight.dtype == torch.bfloat16
+
+
+def test_interrupted_saving_leaves_the_old_model(tmp_path, monkeypatch):
+    old = Transformer(config_of())
+    save(old, tmp_path)
+
+    def broken(source, target):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.replace", broken)
+    with pytest.raises(OSError, match="no space"):
+        save(Transformer(config_of(position="none")), tmp_path)
+    monkeypatch.undo()
+    x = tokens(1, 5)
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path)(x), old.eval()(x))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors in it"),
+        (lambda f: (f / "config.json").unlink(), "no config.json in it"),
+        (lambda f: (f / "config.json").write_text("{"), "is not a config"),
+        (lambda f: (f / "config.json").write_text('{"format": 1}'), "is not a config"),
+        (lambda f: rewrite(f, format=7), "newer version of tisa"),
+        (lambda f: rewrite(f, config={"hidden_siz": 3}), "unknown hidden_siz"),
+        (lambda f: rewrite(f, config={**SMALL, "position": "shaw"}), "missing: .*key_table"),
+        (lambda f: rewrite(f, config={**SMALL, "vocab_size": 14}), "must be of shape"),
+        (lambda f: cut(f / "model.safetensors"), "cannot be read"),
+    ],
+)
+def test_broken_folders_are_refused(tmp_path, spoil, error):
+    save(Transformer(config_of()), tmp_path)
+    spoil(tmp_path)
+    with pytest.raises((ValueError, FileNotFoundError), match=error):
+        load(tmp_path)
+
+
+def rewrite(folder, **values):
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**written, **values}))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def test_without_safetensors_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(ImportError, match=r'pip install "tisa\[experiments\]"'):
+        save(Transformer(config_of()), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (lambda: Transformer(config_of(position="tisaa")), "did you mean tisa"),
+        (lambda: Transformer(config_of(position="zzz")), "take one of none, sinusoidal"),
+        (
+            lambda: Transformer(config_of(position_options={"kernels": 3})),
+            "among init, layers, num",
+        ),
+        (lambda: Transformer(config_of(position_options={"layers": "x"})), '"each", "shared"'),
+        (lambda: config_of(hidden_size=15), "multiple of num_attention_heads"),
+        (lambda: config_of(norm="both"), 'norm must be "pre" or "post"'),
+        (lambda: config_of(vocab_size=0), "vocab_size must be at least 1"),
+        (lambda: config_of(hidden_dropout=1.0), "hidden_dropout must lie in"),
+        (lambda: config_of(max_position_embeddings=0), "max_position_embeddings must be at least"),
+        (lambda: Transformer(config_of())(), "got neither"),
+        (lambda: Transformer(config_of())(tokens(7)), "must be .batch, length, hidden."),
+        (lambda: Transformer(config_of())(tokens(1, 7), cache=Cache()), "None in an encoder"),
+        (lambda: masked(torch.ones(1, 6, dtype=torch.bool)), r"\(1, 7\).*got \(1, 6\)"),
+        (lambda: masked(torch.ones(1, 7)), "True or 1 for tokens"),
+        (lambda: packed(tokens(1, 7), [0, 7], 7), "without a batch axis"),
+        (lambda: packed(tokens(7), [0, 5], 7), "must end with the number of tokens, 7, got 5"),
+        (lambda: packed(tokens(7), [0, 7], None), "max_seqlen must be the longest"),
+        (lambda: packed(tokens(7), [0, 7], 5), "max_seqlen must be at least"),
+        (lambda: LanguageModel(config_of()).generate(tokens(1, 2), 3), "needs a decoder"),
+        (lambda: tisa.SelfAttention(16, 3), "multiple of num_attention_heads"),
+        (lambda: tisa.SelfAttention(16, 2, position="rotary", layer=1), "pass the Position"),
+        (lambda: tisa.SelfAttention(2, 2, position="rotary"), "even width"),
+        (
+            lambda: tisa.SelfAttention(
+                16, 2, position=build_position("none", PositionConfig(16, 4))
+            ),
+            "made for hidden_size 16 and num_attention_heads 2, got 16 and 4",
+        ),
+    ],
+)
+def test_errors_say_what_to_do(wrong, error):
+    with pytest.raises((ValueError, TypeError), match=error):
+        wrong()
+
+
+def masked(mask):
+    return Transformer(config_of())(tokens(1, 7), attention_mask=mask)
+
+
+def packed(ids, ends, longest):
+    ends = torch.tensor(ends, dtype=torch.int32)
+    return Transformer(config_of())(ids, cu_seqlens=ends, max_seqlen=longest)
+
+
+def test_the_snippet_of_the_docs_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/methods.md").read_text(), re.S)
+    exec(compile(snippet, "docs/methods.md", "exec"), {})
+    assert (tmp_path / "model" / "model.safetensors").exists()

@@ -1,0 +1,253 @@
+"""Every position method again, from its paper, pair of tokens by pair of tokens in float64.
+
+`OUTPUTS[name](layer, x)` is the output of a `tisa.SelfAttention` for one sequence x, (length,
+hidden), as the formulas have it. It reads the layer's numbers and shares no code with `tisa`.
+"""
+
+import math
+
+import numpy as np
+from scipy.integrate import solve_ivp
+
+import formulas
+
+
+def numbers(layer):
+    return {name: p.detach().double().numpy() for name, p in layer.named_parameters()}
+
+
+def attend(layer, x, *, logit=None, added=None, turn=None, value=None):
+    """Return the attention output; `logit(h, i, j, q_i, k_j)` is q·k/√d unless given.
+
+    `added` (3, length, hidden) goes onto q, k and v; `turn(vector, position)` rotates a head's q
+    and k; `value(h, i, j)` is added to v_j for query i.
+    """
+    p, heads, n = numbers(layer), layer.attention.num_attention_heads, len(x)
+    d = x.shape[1] // heads
+    projected = []
+    for kind in ("query", "key", "value"):
+        if f"attention.{kind}.weight" in p:
+            weight, bias = p[f"attention.{kind}.weight"], p[f"attention.{kind}.bias"]
+            projected.append(x @ weight.T + bias)
+        else:
+            projected.append(np.zeros_like(x))
+    if added is not None:
+        projected = [a + b for a, b in zip(projected, added, strict=True)]
+    q, k, v = (a.reshape(n, heads, d) for a in projected)
+    logit = logit or (lambda h, i, j, q_i, k_j: q_i @ k_j / math.sqrt(d))
+    out = np.zeros((n, heads, d))
+    for h in range(heads):
+        for i in range(n):
+            row = np.zeros(n)
+            for j in range(n):
+                q_i, k_j = q[i, h], k[j, h]
+                if turn is not None:
+                    q_i, k_j = turn(q_i, i), turn(k_j, j)
+                row[j] = logit(h, i, j, q_i, k_j)
+            weights = np.exp(row - row.max())
+            weights /= weights.sum()
+            for j in range(n):
+                out[i, h] += weights[j] * (v[j, h] + (value(h, i, j) if value else 0.0))
+    return out.reshape(n, -1) @ p["attention.output.weight"].T + p["attention.output.bias"]
+
+
+def scored(layer, x, f):
+    """Return attention with f(h, key − query) added to the logits."""
+    d = x.shape[1] // layer.attention.num_attention_heads
+
+    def logit(h, i, j, q_i, k_j):
+        return q_i @ k_j / math.sqrt(d) + f(h, j - i)
+
+    return attend(layer, x, logit=logit)
+
+
+def sinusoidal(layer, x):
+    d = x.shape[1]
+    table = np.zeros_like(x)
+    for position in range(len(x)):
+        for c in range(d):
+            angle = position / 10000 ** (2 * (c // 2) / d)
+            table[position, c] = math.sin(angle) if c % 2 == 0 else math.cos(angle)
+    return attend(layer, x + table)
+
+
+def absolute(layer, x):
+    return attend(layer, x + numbers(layer)["position.table.weight"][: len(x)])
+
+
+def shaw(layer, x):
+    p, k = numbers(layer), layer.position.max_distance
+    keys, values = p["position.key_table"][0], p["position.value_table"][0]
+    d = keys.shape[-1]
+
+    def clipped(i, j):
+        return min(max(j - i, -k), k) + k
+
+    return attend(
+        layer, x,
+        logit=lambda h, i, j, q_i, k_j: q_i @ (k_j + keys[h, clipped(i, j)]) / math.sqrt(d),
+        value=lambda h, i, j: values[h, clipped(i, j)],
+    )  # fmt: skip
+
+
+def t5(layer, x):
+    table = numbers(layer)["position.scoring.0.bucket_scores"]
+    return scored(layer, x, lambda h, k: table[h][formulas.t5_bucket_bidirectional(k)])
+
+
+def floater_vectors(layer, length):
+    """Return p for (q, k, v) and every position, by an adaptive solver of high order."""
+    p = numbers(layer)
+    first = p["position.flow.first.weight"], p["position.flow.first.bias"]
+    second = p["position.flow.second.weight"], p["position.flow.second.bias"]
+
+    def h(t, state):
+        inner = np.maximum(first[0] @ np.append(state, t) + first[1], 0)
+        return second[0] @ np.append(inner, t) + second[1]
+
+    times = np.arange(length) * 0.01
+    return np.stack([
+        solve_ivp(h, (0, times[-1]), start, "DOP853", times, rtol=1e-12, atol=1e-12).y.T
+        for start in p["position.starts"][0]
+    ])  # fmt: skip
+
+
+def floater(layer, x):
+    return attend(layer, x, added=floater_vectors(layer, len(x)))
+
+
+def synthesizer(layer, x):
+    p = {name.removeprefix("position."): value for name, value in numbers(layer).items()}
+    d = x.shape[1] // layer.attention.num_attention_heads
+
+    def synthetic(h, i, j):
+        if "logits" in p:
+            return p["logits"][0, h, i, j]
+        if "query_factors" in p:
+            return p["query_factors"][0, h, i] @ p["key_factors"][0, h, j]
+        inner = np.maximum(x[i] @ p["first_weight"][0, h] + p["first_bias"][0, h, 0], 0)
+        return inner @ p["second_weight"][0, h][:, j] + p["second_bias"][0, h, 0, j]
+
+    def logit(h, i, j, q_i, k_j):
+        if "gates" not in p:
+            return synthetic(h, i, j)
+        gates = np.exp(p["gates"][0, h])
+        return (gates[0] * synthetic(h, i, j) + gates[1] * q_i @ k_j / math.sqrt(d)) / gates.sum()
+
+    return attend(layer, x, logit=logit)
+
+
+def tupe(layer, x):
+    p, heads, n = numbers(layer), layer.attention.num_attention_heads, len(x)
+    d = x.shape[1] // heads
+    table = p["position.table.weight"][: n + 1]
+    centred = table - table.mean(-1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    normed = normed * p["position.norm.weight"] + p["position.norm.bias"]
+    sides = []
+    for side in ("query", "key"):
+        weight, bias = p[f"position.to_{side}.weight"], p[f"position.to_{side}.bias"]
+        sides.append((normed @ weight.T + bias).reshape(n + 1, heads, d))
+    between = np.einsum("ihd,jhd->hij", *sides) / math.sqrt(2 * d)
+    # The author's code: [CLS] to others is row 0 with itself, others to [CLS] row 1 with itself.
+    to_others, to_cls = between[:, 0, 0].copy(), between[:, 1, 1].copy()
+    between = between[:, 1:, 1:].copy()
+    between[:, :, 0] = to_cls[:, None]
+    between[:, 0, :] = to_others[:, None]
+    buckets = p.get("position.scoring.bucket_scores")
+
+    def logit(h, i, j, q_i, k_j):
+        relative = 0.0 if buckets is None else buckets[h][formulas.t5_bucket_bidirectional(j - i)]
+        return q_i @ k_j / math.sqrt(2 * d) + between[h, i, j] + relative
+
+    return attend(layer, x, logit=logit)
+
+
+def rotary(layer, x):
+    d = x.shape[1] // layer.attention.num_attention_heads
+
+    def turn(vector, position):
+        turned = np.zeros(d)
+        for i in range(d // 2):
+            one, two = (2 * i, 2 * i + 1) if layer.position.interleaved else (i, i + d // 2)
+            angle = position * 10000 ** (-2 * i / d)
+            turned[one] = vector[one] * math.cos(angle) - vector[two] * math.sin(angle)
+            turned[two] = vector[one] * math.sin(angle) + vector[two] * math.cos(angle)
+        return turned
+
+    return attend(layer, x, turn=turn)
+
+
+def scoring_numbers(layer):
+    prefix = "position.scoring.0."
+    return {
+        name.removeprefix(prefix): value.tolist()
+        for name, value in numbers(layer).items()
+        if name.startswith(prefix)
+    }
+
+
+def tisa(layer, x):
+    p = scoring_numbers(layer)
+    a, b, c = (p[f"kernel_{name}"] for name in ("amplitudes", "sharpness", "offsets"))
+    return scored(layer, x, lambda h, k: formulas.tisa(a[h], b[h], c[h], k))
+
+
+def near_far(layer, x):
+    p = scoring_numbers(layer)
+    kernels = [p[f"near.kernel_{name}"] for name in ("amplitudes", "sharpness", "offsets")]
+    sides = [[formulas.softplus(r) for r in row] for row in p["raw_strengths"]]
+    rates = [formulas.softplus(r) for r in p["raw_rates"]]
+    return scored(
+        layer, x, lambda h, k: formulas.near_far(*(a[h] for a in kernels), *sides[h], rates[h], k)
+    )
+
+
+def tisa_v2(layer, x):
+    p, heads = scoring_numbers(layer), layer.attention.num_attention_heads
+    slopes = formulas.tisa_v2_slopes(heads, 64.0, 4096.0)
+    names = ("step_amplitudes", "step_offsets", "step_widths", "floors")
+    return scored(layer, x, lambda h, k: formulas.tisa_v2(*(p[n][h] for n in names), slopes[h], k))
+
+
+def alibi(layer, x):
+    slopes = formulas.alibi_slopes(layer.attention.num_attention_heads)
+    return scored(layer, x, lambda h, k: -slopes[h] * abs(k))
+
+
+def kerple_log(layer, x):
+    p = scoring_numbers(layer)
+    r1, r2 = ([formulas.softplus(r) for r in p[n]] for n in ("raw_r1", "raw_r2"))
+    return scored(layer, x, lambda h, k: -r1[h] * math.log(1 + r2[h] * abs(k)))
+
+
+def kerple_power(layer, x):
+    p = scoring_numbers(layer)
+    r1 = [formulas.softplus(r) for r in p["raw_r1"]]
+    r2 = [2 / (1 + math.exp(-r)) for r in p["raw_r2"]]
+    return scored(layer, x, lambda h, k: -r1[h] * abs(k) ** r2[h])
+
+
+OUTPUTS = {
+    "none": attend,
+    "sinusoidal": sinusoidal,
+    "absolute": absolute,
+    "shaw": shaw,
+    "t5": t5,
+    "floater": floater,
+    "synthesizer-random": synthesizer,
+    "synthesizer-factorised": synthesizer,
+    "synthesizer-dense": synthesizer,
+    "synthesizer-random-mixed": synthesizer,
+    "synthesizer-factorised-mixed": synthesizer,
+    "synthesizer-dense-mixed": synthesizer,
+    "tupe-a": tupe,
+    "tupe-r": tupe,
+    "rotary": rotary,
+    "tisa": tisa,
+    "alibi": alibi,
+    "kerple-log": kerple_log,
+    "kerple-power": kerple_power,
+    "tisa-v2": tisa_v2,
+    "near-far": near_far,
+}

@@ -1,0 +1,184 @@
+"""Values of every method against its paper's formula, against `transformers`, and its size."""
+
+import pytest
+import torch
+
+import position_formulas
+import tisa
+from tisa.encoder import Transformer, TransformerConfig
+from tisa.positions import METHODS, PositionConfig, build_position, places_of
+
+HIDDEN, HEADS, LENGTH = 8, 2, 11
+
+# At n = 512, d = 768, H = 12, L = 12: the published numbers, and what our own forms add.
+COUNTS = {
+    "none": 0,
+    "sinusoidal": 0,
+    "absolute": 393_216,
+    "shaw": 608_256,
+    "t5": 384,
+    "floater": 1_210_368,
+    "synthesizer-random": 37_748_736,
+    "synthesizer-factorised": 1_179_648,
+    "synthesizer-dense": 12 * 12 * (768 * 64 + 64 + 64 * 512 + 512),
+    "synthesizer-random-mixed": 37_748_736 + 2 * 144,
+    "synthesizer-factorised-mixed": 1_179_648 + 2 * 144,
+    "synthesizer-dense-mixed": 12 * 12 * (768 * 64 + 64 + 64 * 512 + 512 + 2),
+    "tupe-a": 1_576_704,
+    "tupe-r": 1_576_704 + 384,
+    "rotary": 0,
+    "tisa": 2_160,
+    "alibi": 0,
+    "kerple-log": 288,
+    "kerple-power": 288,
+    "tisa-v2": 12 * 12 * (3 * 5 + 1),
+    "near-far": 12 * 12 * (3 * 5 + 3),
+}
+
+
+def layer_of(name, **options):
+    layer = tisa.SelfAttention(
+        HIDDEN, HEADS, position=name, position_options=options, max_position_embeddings=16
+    ).double()
+    for p in layer.parameters():
+        torch.nn.init.normal_(p, 0.1, 0.5)
+        # TISA v2's formula divides by its widths.
+        p.data = torch.where(p < 0, p.clamp_max(-0.1), p.clamp_min(0.1)).detach()
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in METHODS), ("rotary", {"interleaved": True}),
+     ("shaw", {"max_distance": 2})],
+)  # fmt: skip
+def test_output_equals_the_formula(name, options):
+    layer = layer_of(name, **options)
+    x = torch.randn(2, LENGTH, HIDDEN, dtype=torch.float64)
+    expected = [position_formulas.OUTPUTS[name](layer, one.numpy()) for one in x]
+    # FLOATER: Runge-Kutta with a fixed step beside an adaptive solver; ReLU has kinks.
+    tolerance = 1e-6 if name == "floater" else 1e-10
+    with torch.no_grad():
+        found = layer(x)
+    for one, formula in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, torch.from_numpy(formula), rtol=tolerance, atol=tolerance)
+
+
+def test_every_method_has_a_formula_and_a_size():
+    assert list(position_formulas.OUTPUTS) == list(METHODS)
+    assert list(COUNTS) == list(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_parameter_counts_at_bert_base(name):
+    with torch.device("meta"):
+        position = build_position(name, PositionConfig())
+    assert sum(p.numel() for p in position.parameters()) == COUNTS[name]
+
+
+def test_sizes_of_the_paper_under_sharing():
+    def positional(name, **values):
+        with torch.device("meta"):
+            return Transformer(TransformerConfig(position=name, **values)).num_parameters()[0]
+
+    assert positional("tisa", position_options={"layers": "shared"}, share_layers=True) == 180
+    assert positional("tisa", share_layers=True) == 2160
+    # ALBERT's position table stands at the width of its embeddings.
+    assert positional("absolute", embedding_size=128, share_layers=True) == 65_536
+
+
+def test_rotary_equals_transformers():
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import (
+        LlamaRotaryEmbedding,
+        apply_rotary_pos_emb,
+    )
+
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=1)
+    q, k = torch.randn(2, 1, 9, 4, 16).unbind()
+    theirs = LlamaRotaryEmbedding(config)
+    cosines, sines = theirs(q, torch.arange(9)[None])
+    expected = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cosines, sines)
+    ours = build_position("rotary", PositionConfig(hidden_size=64, num_attention_heads=4))
+    prepared = ours.prepare(places_of(9))
+    for found, theirs_ in zip((q, k), expected, strict=True):
+        torch.testing.assert_close(ours.rotate(found, prepared).transpose(1, 2), theirs_)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_t5_equals_transformers(is_causal):
+    from transformers import T5Config
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    config = T5Config(d_model=32, d_kv=8, num_heads=4, is_decoder=is_causal)
+    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    ours = build_position(
+        "t5", PositionConfig(hidden_size=32, num_attention_heads=4, is_causal=is_causal)
+    )
+    with torch.no_grad():
+        ours.scoring[0].bucket_scores.copy_(theirs.relative_attention_bias.weight.T)
+        expected = theirs.compute_bias(300, 300)[0]
+    found = ours.scoring[0].matrix(300)
+    if is_causal:
+        expected, found = expected.tril(), found.tril()
+    torch.testing.assert_close(found, expected)
+
+
+def test_floater_solutions_are_kept_and_renewed(monkeypatch):
+    from tisa.positions import floater
+
+    position = build_position("floater", PositionConfig(hidden_size=8, num_attention_heads=2))
+    asked, derivative = [], floater.derivative
+    monkeypatch.setattr(floater, "derivative", lambda *a: (asked.append(1), derivative(*a))[1])
+    with torch.no_grad():
+        first = position.solve(20)
+        assert len(asked) == 19 * 5 * 4
+        again, shorter = position.solve(20), position.solve(7)
+        assert len(asked) == 19 * 5 * 4
+        assert torch.equal(first, again)
+        assert torch.equal(shorter, first[:, :, :7])
+        longer = position.solve(23)
+        assert len(asked) == 22 * 5 * 4
+        assert torch.equal(longer[:, :, :20], first)
+        position.starts.add_(1.0)
+        assert not torch.allclose(position.solve(23), longer)
+        asked.clear()
+        position.starts.sub_(1.0)
+        torch.testing.assert_close(position.solve(23), longer)
+        assert len(asked) == 22 * 5 * 4
+    position.solve(5).sum().backward()
+    assert position.flow.first.weight.grad.abs().sum() > 0
+    assert position.starts.grad.abs().sum() > 0
+
+
+def test_floater_without_its_solver_names_the_extra(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "torchdiffeq", None)
+    with pytest.raises(ImportError, match=r'pip install "tisa\[experiments\]"'):
+        tisa.SelfAttention(8, 2, position="floater")(torch.randn(1, 3, 8))
+
+
+def test_floater_adjoint_gradients_equal_those_through_the_solver(monkeypatch):
+    import torchdiffeq
+
+    position = build_position("floater", PositionConfig(hidden_size=8, num_attention_heads=2))
+    position.double()
+    weights = torch.randn(12, 3, 9, 8, dtype=torch.float64)
+    parameters = list(position.parameters())
+    adjoint = torch.autograd.grad((position.solve(9) * weights).sum(), parameters)
+
+    def through(*arguments, adjoint_params, **options):
+        return torchdiffeq.odeint(*arguments, **options)
+
+    monkeypatch.setattr(torchdiffeq, "odeint_adjoint", through)
+    direct = torch.autograd.grad((position.solve(9) * weights).sum(), parameters)
+    for one, other in zip(adjoint, direct, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_tupe_in_a_decoder_unties_no_first_token():
+    config = PositionConfig(hidden_size=8, num_attention_heads=2, is_causal=True)
+    assert not build_position("tupe-a", config).untie_cls
+    tied = build_position("tupe-a", config).shared(places_of(5))[0]
+    assert not torch.allclose(tied[0, :, 0, 1], tied[0, :, 0, 2])

@@ -1,0 +1,84 @@
+"""What a transformer is made of: a frozen config that goes into a JSON file and comes back."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from tisa.positions import PositionConfig
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes and choices of a transformer; the defaults are BERT base with TISA.
+
+    `position` is a name from `tisa.positions.METHODS`, `position_options` its keyword arguments.
+    `norm` is "pre" or "post". `share_layers` passes through one layer's weights
+    `num_hidden_layers` times (ALBERT); positions still know which pass it is. `embedding_size`
+    factorises the input embeddings (ALBERT). `is_causal` makes it a decoder.
+    """
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int | None = None
+    embedding_size: int | None = None
+    max_position_embeddings: int = 512
+    position: str = "tisa"
+    position_options: Mapping[str, Any] = field(default_factory=dict)
+    is_causal: bool = False
+    norm: Literal["pre", "post"] = "pre"
+    share_layers: bool = False
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    layer_norm_eps: float = 1e-12
+    initializer_range: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.norm not in ("pre", "post"):
+            raise ValueError(f'norm must be "pre" or "post", got {self.norm!r}')
+        for name in ("vocab_size", "feed_forward_size", "embedding_width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
+        self.position_config()
+
+    @property
+    def feed_forward_size(self) -> int:
+        """The width inside the feed-forward layers, by default four times `hidden_size`."""
+        return 4 * self.hidden_size if self.intermediate_size is None else self.intermediate_size
+
+    @property
+    def embedding_width(self) -> int:
+        """The width of the input embeddings."""
+        return self.hidden_size if self.embedding_size is None else self.embedding_size
+
+    def position_config(self) -> PositionConfig:
+        """Return what the position method has to know."""
+        return PositionConfig(
+            hidden_size=self.hidden_size,
+            num_attention_heads=self.num_attention_heads,
+            num_hidden_layers=self.num_hidden_layers,
+            max_position_embeddings=self.max_position_embeddings,
+            is_causal=self.is_causal,
+            embedding_size=self.embedding_size,
+            options=dict(self.position_options),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the config as plain values, for a JSON file."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "TransformerConfig":
+        """Return the config of those values; an unknown name is an error."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ValueError(
+                f"TransformerConfig: unknown {', '.join(unknown)}; written by a newer version? "
+                f"Known are {', '.join(sorted(known))}"
+            )
+        return cls(**values)

@@ -1,0 +1,58 @@
+"""Packed batches: sequences end to end, no padding, no attention from one to another.
+
+Most methods work on the packed batch itself. The ones that need logits of every pair get it padded,
+and their output is packed again.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from tisa.positions import Places
+from tisa.shapes import Bool, Float, Int, Int32, Tensor
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Sequence s of a packed batch is the tokens from cu_seqlens[s] to cu_seqlens[s + 1]."""
+
+    cu_seqlens: Int32[Tensor, " ends"]
+    max_seqlen: int
+    sequence: Int[Tensor, " total"]
+    positions: Int[Tensor, " total"]
+
+    def places(self) -> Places:
+        """Return where the tokens stand: positions begin at 0 with every sequence."""
+        return Places(self.max_seqlen, self.max_seqlen, 0, self.positions)
+
+    def pad(self, packed: Float[Tensor, "total *rest"]) -> Float[Tensor, "batch length *rest"]:
+        """Return a padded batch, zeros after the end of a sequence."""
+        rest = packed.shape[1:]
+        padded = packed.new_zeros(self.cu_seqlens.shape[0] - 1, self.max_seqlen, *rest)
+        return padded.index_put((self.sequence, self.positions), packed)
+
+    def unpad(self, padded: Float[Tensor, "batch length *rest"]) -> Float[Tensor, "total *rest"]:
+        """Return the packed batch again."""
+        return padded[self.sequence, self.positions]
+
+    def mask(self) -> Bool[Tensor, "batch length"]:
+        """Return which places of the padded batch hold a token."""
+        lengths = self.cu_seqlens.diff()
+        places = torch.arange(self.max_seqlen, device=lengths.device)
+        return places < lengths.unsqueeze(-1)
+
+
+def packing_of(total: int, cu_seqlens: Int32[Tensor, " ends"], max_seqlen: int) -> Packing:
+    """Return the packing of `total` tokens, all of which must belong to a sequence."""
+    tokens = torch.arange(total, device=cu_seqlens.device)
+    ends = cu_seqlens.long()
+    sequence = torch.searchsorted(ends[1:], tokens, right=True)
+    covered = ends[-1] == total
+    if cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
+        torch._assert_async(covered, "cu_seqlens must end with the number of tokens")
+    elif not covered:
+        raise ValueError(
+            f"cu_seqlens must end with the number of tokens, {total}, got {int(ends[-1])}; "
+            "leave padding out of a packed batch"
+        )
+    return Packing(cu_seqlens, max_seqlen, sequence, tokens - ends[sequence])

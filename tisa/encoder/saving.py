@@ -1,0 +1,90 @@
+"""A model in a folder: `model.safetensors` and `config.json`."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tisa.encoder.config import TransformerConfig
+from tisa.encoder.language_model import LanguageModel
+from tisa.encoder.transformer import Transformer
+
+WEIGHTS, CONFIG, FORMAT = "model.safetensors", "config.json", 1
+MODELS: dict[str, type[Transformer] | type[LanguageModel]] = {
+    "Transformer": Transformer,
+    "LanguageModel": LanguageModel,
+}
+
+
+def save(model: Transformer | LanguageModel, folder: str | Path) -> None:
+    """Write the weights and the config into a folder, each file whole or not at all."""
+    safetensors = _safetensors()
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {
+        "format": FORMAT,
+        "model": type(model).__name__,
+        "config": model.config.to_dict(),
+    }
+    state = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
+    for name, content in (
+        (WEIGHTS, safetensors.save(state)),
+        (CONFIG, (json.dumps(written, indent=2) + "\n").encode()),
+    ):
+        # A crash while writing leaves what was there before.
+        unfinished = folder / f".{name}.unfinished"
+        unfinished.write_bytes(content)
+        os.replace(unfinished, folder / name)
+
+
+def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Transformer | LanguageModel:
+    """Return the model that was saved in a folder, with its weights, in evaluation mode."""
+    safetensors = _safetensors()
+    folder = Path(folder)
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"{folder} must be a folder written by tisa.encoder.save, got no {name} in it"
+            )
+    try:
+        written = json.loads((folder / CONFIG).read_text())
+        format_, kind, values = (written[name] for name in ("format", "model", "config"))
+    except (ValueError, KeyError, TypeError) as broken:
+        raise ValueError(f"{folder / CONFIG} is not a config of tisa.encoder: {broken}") from None
+    if format_ != FORMAT or kind not in MODELS:
+        raise ValueError(
+            f"{folder / CONFIG} must have format {FORMAT} and a model of {', '.join(MODELS)}, got "
+            f"{format_} and {kind}; written by a newer version of tisa?"
+        )
+    try:
+        state = safetensors.load((folder / WEIGHTS).read_bytes())
+    except Exception as broken:
+        raise ValueError(f"{folder / WEIGHTS} cannot be read: {broken}; is it whole?") from None
+    model = MODELS[kind](TransformerConfig.from_dict(values))
+    expected = set(model.state_dict())
+    if set(state) != expected:
+        raise ValueError(
+            f"{folder / WEIGHTS} must have the weights that its config asks for; missing: "
+            f"{sorted(expected - set(state))[:5]}, unexpected: {sorted(set(state) - expected)[:5]}"
+        )
+    for name, value in model.state_dict().items():
+        if value.shape != state[name].shape:
+            raise ValueError(
+                f"{folder / WEIGHTS}: {name} must be of shape {tuple(value.shape)} by its config, "
+                f"got {tuple(state[name].shape)}"
+            )
+    model.load_state_dict(state, assign=True)
+    return model.to(device).eval()
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as missing:
+        raise ImportError(
+            "models are saved and loaded with safetensors, which is not installed; "
+            'run: pip install "tisa[experiments]"'
+        ) from missing
+    return safetensors.torch

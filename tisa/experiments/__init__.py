@@ -1,0 +1,6 @@
+"""Configs in, records out: what the paper claims and what is measured.
+
+  record.py   what every record says about where it was made
+
+`criteria/` is Table 1, measured.
+"""

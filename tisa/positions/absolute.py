@@ -1,0 +1,29 @@
+"""Learned absolute position embeddings (Devlin et al., NAACL 2019)."""
+
+from torch import nn
+
+from tisa.positions.base import Position, PositionConfig, Prepared
+from tisa.shapes import Float, Tensor
+
+
+class Absolute(Position):
+    """One learned vector per position, added once at the input; a longer input is an error.
+
+    Parameter: `table` (max_position_embeddings, width of the input embeddings), N(0, 0.02).
+    """
+
+    def __init__(self, config: PositionConfig) -> None:
+        super().__init__(config)
+        self.max_length = config.max_position_embeddings
+        self.table = nn.Embedding(config.max_position_embeddings, config.embedding_width)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values."""
+        nn.init.normal_(self.table.weight, std=0.02)
+
+    def embed(
+        self, embeddings: Float[Tensor, "*batch tokens width"], prepared: Prepared
+    ) -> Float[Tensor, "*batch tokens width"]:
+        """Return embeddings + table[position]."""
+        return embeddings + self.table(prepared.places.positions)

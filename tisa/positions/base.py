@@ -1,0 +1,205 @@
+"""What every position method is: hooks that say where position enters a transformer.
+
+A transformer calls every hook of whatever method it was given, at the place that the hook's name
+says, and knows nothing else about it:
+
+    embed             input embeddings
+    project           what is added to queries, keys and values, layer by layer
+    rotate            queries and keys, each by its own position
+    offset_scores     scores of the offset key − query, for `tisa.attention`
+    content           the queries of the content logits, which a method may weigh or leave out
+    dense_logits      logits of every pair of tokens
+    values            what is added to the output of each query, from its attention weights
+
+Each of them does nothing until a method overrides it. What does not depend on the layer is computed
+once for a forward pass, in `prepare`, and handed to every hook as `prepared.shared`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from tisa.shapes import Float, Int, Int32, Tensor
+
+# Which layers a method's parameters serve: every layer its own, all the same, or the first alone.
+Layers = Literal["each", "shared", "first"]
+
+
+@dataclass(frozen=True)
+class PositionConfig:
+    """What a position method has to know of the transformer that it serves.
+
+    `options` are the keyword arguments of the method itself. `embedding_size` is the width of the
+    input embeddings where it is not `hidden_size` (ALBERT).
+    """
+
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    num_hidden_layers: int = 12
+    max_position_embeddings: int = 512
+    is_causal: bool = False
+    embedding_size: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_position_embeddings < 1:
+            raise ValueError(
+                f"max_position_embeddings must be at least 1, got {self.max_position_embeddings}"
+            )
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size must be a multiple of num_attention_heads, got {self.hidden_size} "
+                f"and {self.num_attention_heads}"
+            )
+
+    @property
+    def head_size(self) -> int:
+        """The width of one head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def embedding_width(self) -> int:
+        """The width of the input embeddings."""
+        return self.hidden_size if self.embedding_size is None else self.embedding_size
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the tokens of one call stand.
+
+    `positions` has the position of every query; keys stand at 0 … keys − 1. With a cache there are
+    more keys than queries, and the first query stands at `query_start`. In a packed batch
+    `positions` restart at 0 with every sequence, and `queries` and `keys` are the length of the
+    longest one.
+    """
+
+    queries: int
+    keys: int
+    query_start: int
+    positions: Int[Tensor, " tokens"]
+
+
+def places_of(length: int, device: torch.device | None = None, *, query_start: int = 0) -> Places:
+    """Return the places of that many new tokens after `query_start` tokens in a cache."""
+    keys = query_start + length
+    return Places(length, keys, query_start, torch.arange(query_start, keys, device=device))
+
+
+class Prepared(NamedTuple):
+    """One forward pass: its places, and what the method computed once for all layers."""
+
+    places: Places
+    shared: Any = None
+
+
+class Position(nn.Module):
+    """A position method that does nothing; a method overrides the hooks where it enters.
+
+    `max_length` is the longest input that the method has parameters for, None where there is no
+    limit. `dense` is True where `content` and `dense_logits` are to be asked, which need a padded
+    batch. `uses_content` is False where attention never looks at q·k, so that a layer needs no
+    projections of queries and keys. `needs_weights` is True where `values` is to be asked, which
+    keeps the layer from the fused kernels.
+    """
+
+    max_length: int | None = None
+    dense: bool = False
+    uses_content: bool = True
+    needs_weights: bool = False
+
+    def __init__(self, config: PositionConfig, *, layers: Layers = "each") -> None:
+        super().__init__()
+        if layers not in ("each", "shared", "first"):
+            raise ValueError(f'layers must be "each", "shared" or "first", got {layers!r}')
+        self.config = config
+        self.layers = layers
+
+    @property
+    def copies(self) -> int:
+        """How many sets of per-layer parameters there are."""
+        return self.config.num_hidden_layers if self.layers == "each" else 1
+
+    def copy_of(self, layer: int) -> int | None:
+        """Return which set of parameters a layer uses; None where it has no positions."""
+        if self.layers == "each":
+            return layer
+        return 0 if self.layers == "shared" or layer == 0 else None
+
+    def prepare(self, places: Places) -> Prepared:
+        """Return the places with what all layers share, or refuse an input that is too long."""
+        self.check_length(places)
+        return Prepared(places, self.shared(places))
+
+    def check_length(self, places: Places) -> None:
+        """Refuse an input with positions that the method has no parameters for."""
+        if self.max_length is not None and places.keys > self.max_length:
+            raise ValueError(
+                f"{type(self).__name__}: the input must have at most {self.max_length} tokens "
+                f"(max_position_embeddings), got {places.keys}; shorten it, or build the model "
+                "with a larger max_position_embeddings"
+            )
+
+    def shared(self, places: Places) -> Any:
+        """Return what is computed once for all layers."""
+        return None
+
+    def embed(
+        self, embeddings: Float[Tensor, "*batch tokens width"], prepared: Prepared
+    ) -> Float[Tensor, "*batch tokens width"]:
+        """Return the input embeddings, with positions where the method puts them there."""
+        return embeddings
+
+    def project(
+        self, layer: int, prepared: Prepared
+    ) -> Float[Tensor, "three tokens hidden"] | None:
+        """Return what is added to the layer's queries, keys and values before heads are split."""
+        return None
+
+    def rotate(
+        self, heads: Float[Tensor, "*batch tokens heads dim"], prepared: Prepared
+    ) -> Float[Tensor, "*batch tokens heads dim"]:
+        """Return queries or keys of new tokens, rotated by their positions."""
+        return heads
+
+    def offset_scores(self, layer: int, prepared: Prepared) -> Float[Tensor, "heads span"] | None:
+        """Return one score per head and offset, in the order of `tisa.offsets`."""
+        return None
+
+    def band(self, layer: int, dtype: torch.dtype) -> Int32[Tensor, "heads 2"] | None:
+        """Return the offsets outside which those scores are constant, for the fused kernels."""
+        return None
+
+    def content(
+        self, layer: int, query: Float[Tensor, "batch heads queries dim"]
+    ) -> Float[Tensor, "batch heads queries dim"]:
+        """Return the queries that the content logits are made of; asked if `dense`."""
+        return query
+
+    def dense_logits(
+        self,
+        layer: int,
+        query: Float[Tensor, "batch heads queries dim"] | None,
+        hidden: Float[Tensor, "batch queries hidden"],
+        prepared: Prepared,
+    ) -> Float[Tensor, "batch_or_1 heads queries keys"] | None:
+        """Return logits of every pair, added to the scaled content logits; asked if `dense`."""
+        return None
+
+    def values(
+        self,
+        layer: int,
+        weights: Float[Tensor, "batch heads queries keys"],
+        prepared: Prepared,
+    ) -> Float[Tensor, "batch heads queries dim"] | None:
+        """Return what is added to each query's output; asked if `needs_weights`."""
+        return None
+
+    def extra_repr(self) -> str:
+        """Return what `print(module)` shows."""
+        return f"layers={self.layers!r}"

@@ -1,0 +1,144 @@
+"""FLOATER: positions that flow along a differential equation (Liu et al., ICML 2020)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared
+from tisa.shapes import Float, Tensor
+
+
+class Flow(nn.Module):
+    """The parameters of h(t, p): two linear maps, each given the time beside its input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width + 1, width)
+        self.second = nn.Linear(width + 1, width)
+
+
+def derivative(
+    time: Float[Tensor, ""],
+    state: Float[Tensor, "states width"],
+    parameters: Sequence[Tensor],
+) -> Float[Tensor, "states width"]:
+    """Return h(t, p) = linear(relu(linear(p, t)), t), in the dtype of the state."""
+    weight, bias, second_weight, second_bias = (p.to(state.dtype) for p in parameters)
+    now = time.to(state.dtype).expand(state.shape[0], 1)
+    # The adjoint calls this in the backward pass, where autocast may be on.
+    with torch.autocast(state.device.type, enabled=False):
+        inner = linear(torch.cat((state, now), dim=-1), weight, bias).relu()
+        return linear(torch.cat((inner, now), dim=-1), second_weight, second_bias)
+
+
+class Floater(Position):
+    """Vectors p(t) added to q, k and v of every layer: p(t) = p(0) + ∫ h(τ, p(τ)) dτ, t = i·Δt.
+
+    Δt = `step`; Runge–Kutta of order 4 with `substeps` steps in each Δt, gradients by the adjoint
+    method (`torchdiffeq`). Parameters: `flow`, h, shared by all; `starts` (layers, 3, hidden), the
+    initial state for each layer and each of q, k, v.
+
+    Positions come one after the other: a solution takes time proportional to the length. Where no
+    gradient is wanted it is kept, and solved again only for a longer input or other parameters.
+    At step 0: h as PyTorch initialises linear maps, starts N(0, 0.02).
+    """
+
+    def __init__(
+        self,
+        config: PositionConfig,
+        *,
+        step: float = 0.01,
+        substeps: int = 5,
+        layers: Layers = "each",
+    ) -> None:
+        super().__init__(config, layers=layers)
+        if step <= 0 or substeps < 1:
+            raise ValueError(
+                f"Floater: step must be above 0 and substeps at least 1, got {step} and {substeps}"
+            )
+        self.step = step
+        self.substeps = substeps
+        self.flow = Flow(config.hidden_size)
+        self.starts = nn.Parameter(torch.empty(self.copies, 3, config.hidden_size))
+        self._kept: tuple[object, Tensor] | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values."""
+        self.flow.first.reset_parameters()
+        self.flow.second.reset_parameters()
+        nn.init.normal_(self.starts, std=0.02)
+
+    def shared(self, places: Places) -> Float[Tensor, "copies three tokens hidden"]:
+        """Return the solved vectors at the positions of the queries."""
+        return self.solve(places.keys)[:, :, places.positions]
+
+    def project(
+        self, layer: int, prepared: Prepared
+    ) -> Float[Tensor, "three tokens hidden"] | None:
+        """Return the layer's vectors for queries, keys and values."""
+        copy = self.copy_of(layer)
+        return None if copy is None else prepared.shared[copy]
+
+    @torch.compiler.disable
+    def solve(self, length: int) -> Float[Tensor, "copies three length hidden"]:
+        """Return p at the first `length` positions, from memory where no gradient is wanted."""
+        start = self.starts.to(torch.promote_types(self.starts.dtype, torch.float32))
+        parameters = list(self.parameters())
+        if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
+            return self._flow_from(start, 0, length)
+        now = [(p.data_ptr(), p._version, p.dtype, p.device) for p in parameters]
+        if self._kept is None or self._kept[0] != now:
+            self._kept = (now, self._flow_from(start, 0, length))
+        solved = self._kept[1]
+        if 0 < solved.shape[2] < length:
+            # A decoder asks for one position more each time: the flow goes on from the last.
+            more = self._flow_from(solved[:, :, -1], solved.shape[2] - 1, length)
+            solved = torch.cat((solved, more[:, :, 1:]), dim=2)
+            self._kept = (now, solved)
+        return solved[:, :, :length]
+
+    def _flow_from(
+        self, state: Float[Tensor, "copies three hidden"], first: int, end: int
+    ) -> Float[Tensor, "copies three positions hidden"]:
+        """Return p from position `first`, where it is `state`, to before position `end`."""
+        if end - first < 2:
+            return state.unsqueeze(2)[:, :, : end - first]
+        # Exact times: in float32 steps of 0.002 are rounded by a hundredth of a per cent at t = 5.
+        exact = torch.float32 if state.device.type == "mps" else torch.float64
+        times = torch.arange(first, end, dtype=exact, device=state.device) * self.step
+        # These tensors, not whatever the module holds by the time of the backward pass.
+        parameters = tuple(self.flow.parameters())
+        solved = _torchdiffeq().odeint_adjoint(
+            lambda time, state: derivative(time, state, parameters),
+            state.flatten(0, 1),
+            times,
+            method="rk4",
+            options={"grid_constructor": self._grid},
+            adjoint_params=parameters,
+        )
+        return solved.unflatten(1, state.shape[:2]).movedim(0, 2)
+
+    def _grid(self, flow: Any, states: Tensor, times: Tensor) -> Tensor:
+        """Return the times of all steps: `substeps` equal ones between neighbouring positions."""
+        share = torch.arange(self.substeps, dtype=times.dtype, device=times.device) / self.substeps
+        inner = times[:-1, None] + times.diff()[:, None] * share
+        return torch.cat((inner.flatten(), times[-1:]))
+
+    def extra_repr(self) -> str:
+        """Return what `print(module)` shows."""
+        return f"{super().extra_repr()}, step={self.step:g}, substeps={self.substeps}"
+
+
+def _torchdiffeq() -> Any:
+    try:
+        import torchdiffeq
+    except ImportError as missing:
+        raise ImportError(
+            "Floater solves a differential equation with torchdiffeq, which is not installed; "
+            'run: pip install "tisa[experiments]"'
+        ) from missing
+    return torchdiffeq

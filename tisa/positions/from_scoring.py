@@ -1,0 +1,45 @@
+"""Position methods that are a function of the offset: a scoring function per layer."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared
+from tisa.scoring import ScoringFunction
+from tisa.shapes import Float, Int32, Tensor
+
+
+class FromScoring(Position):
+    """Scores f(key − query) added to the logits of every layer, through `tisa.attention`.
+
+    Parameters: `scoring`, one scoring function for each layer (`layers="each"`), one for all
+    ("shared"), or one for the first layer, the others having no positions ("first").
+    """
+
+    def __init__(
+        self, config: PositionConfig, build: Callable[[], ScoringFunction], *, layers: Layers
+    ) -> None:
+        super().__init__(config, layers=layers)
+        self.scoring = nn.ModuleList(build() for _ in range(self.copies))
+
+    def shared(self, places: Places) -> list[Float[Tensor, "heads span"]]:
+        """Return the score vector of every scoring function."""
+        return [
+            scoring(places.queries, places.keys, query_start=places.query_start)
+            for scoring in self.scoring
+        ]
+
+    def offset_scores(self, layer: int, prepared: Prepared) -> Float[Tensor, "heads span"] | None:
+        """Return the score vector of the layer."""
+        copy = self.copy_of(layer)
+        return None if copy is None else prepared.shared[copy]
+
+    def band(self, layer: int, dtype: torch.dtype) -> Int32[Tensor, "heads 2"] | None:
+        """Return the band of the layer's scoring function."""
+        copy = self.copy_of(layer)
+        if copy is None:
+            return None
+        scoring = self.scoring[copy]
+        assert isinstance(scoring, ScoringFunction)
+        return scoring.band(dtype)

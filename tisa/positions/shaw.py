@@ -1,0 +1,79 @@
+"""Relative position representations (Shaw et al., NAACL 2018), by skewing."""
+
+import torch
+from torch import nn
+
+from tisa.offsets import offset_range, skew, unskew
+from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared
+from tisa.shapes import Float, Int, Tensor
+
+
+class Shaw(Position):
+    """Learned vectors per clipped offset, added to keys and to values.
+
+    e_ij = q_i·(k_j + a^K_ij)/√d,  z_i = Σ_j α_ij (v_j + a^V_ij),  a_ij = w[clip(j − i, −k, k)],
+    k = `max_distance`. Parameters: `key_table` and `value_table`, (layers, heads, 2k + 1, d).
+
+    q_i·a_ij is one product of queries with the vectors of all offsets, (queries, span), whose rows
+    are then moved so that offsets become keys (`tisa.offsets.skew`): no tensor of queries × keys ×
+    d. Values go the same way back. At step 0 vectors are N(0, 0.02).
+    """
+
+    dense = True
+    needs_weights = True
+
+    def __init__(
+        self, config: PositionConfig, *, max_distance: int = 16, layers: Layers = "each"
+    ) -> None:
+        super().__init__(config, layers=layers)
+        if max_distance < 1:
+            raise ValueError(f"Shaw: max_distance must be at least 1, got {max_distance}")
+        self.max_distance = max_distance
+        shape = (self.copies, config.num_attention_heads, 2 * max_distance + 1, config.head_size)
+        self.key_table = nn.Parameter(torch.empty(shape))
+        self.value_table = nn.Parameter(torch.empty(shape))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values."""
+        nn.init.normal_(self.key_table, std=0.02)
+        nn.init.normal_(self.value_table, std=0.02)
+
+    def shared(self, places: Places) -> Int[Tensor, " span"]:
+        """Return the row of the tables for every offset."""
+        offsets = offset_range(
+            places.queries,
+            places.keys,
+            query_start=places.query_start,
+            device=places.positions.device,
+        )
+        return offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance
+
+    def dense_logits(
+        self,
+        layer: int,
+        query: Float[Tensor, "batch heads queries dim"] | None,
+        hidden: Float[Tensor, "batch queries hidden"],
+        prepared: Prepared,
+    ) -> Float[Tensor, "batch heads queries keys"] | None:
+        """Return q_i·a^K_ij/√d."""
+        copy = self.copy_of(layer)
+        if copy is None:
+            return None
+        assert query is not None
+        vectors = self.key_table[copy][:, prepared.shared].to(query.dtype)
+        by_offset = query @ vectors.transpose(-1, -2) * query.shape[-1] ** -0.5
+        return skew(by_offset, prepared.places.keys)
+
+    def values(
+        self,
+        layer: int,
+        weights: Float[Tensor, "batch heads queries keys"],
+        prepared: Prepared,
+    ) -> Float[Tensor, "batch heads queries dim"] | None:
+        """Return Σ_j α_ij a^V_ij."""
+        copy = self.copy_of(layer)
+        if copy is None:
+            return None
+        vectors = self.value_table[copy][:, prepared.shared].to(weights.dtype)
+        return unskew(weights) @ vectors

@@ -1,0 +1,122 @@
+"""Synthesizer: attention logits that no key is asked for (Tay et al., ICML 2021)."""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from tisa.positions.base import Layers, Position, PositionConfig, Prepared
+from tisa.shapes import Float, Tensor
+
+Form = Literal["random", "factorised", "dense"]
+
+
+class Synthesizer(Position):
+    """Logits from a learned matrix or from each token alone, instead of q·k or mixed with it.
+
+    - random: R, (layers, heads, n, n). N(0, 1) at step 0.
+    - factorised: R₁R₂ᵀ, each (layers, heads, n, rank). Entries of the product ~ N(0, 1) at step 0.
+    - dense: W₂ relu(W₁ x_i + b₁) + b₂ for token i, hidden → head width → n, for each head.
+
+    `mixed` adds content attention: α₁·(this) + α₂·q·k/√d, (α₁, α₂) = softmax(`gates`), one pair for
+    each layer and head, equal parts at step 0. n = max_position_embeddings; a longer input is an
+    error. The paper leaves the width of W₁ in several heads open; the head's width is our choice.
+    """
+
+    dense = True
+
+    def __init__(
+        self,
+        config: PositionConfig,
+        *,
+        form: Form = "random",
+        mixed: bool = False,
+        rank: int = 8,
+        layers: Layers = "each",
+    ) -> None:
+        super().__init__(config, layers=layers)
+        if form not in ("random", "factorised", "dense"):
+            raise ValueError(
+                f'Synthesizer: form must be "random", "factorised" or "dense", got {form!r}'
+            )
+        if layers == "first":
+            raise ValueError(
+                'Synthesizer: layers must be "each" or "shared", got "first": the other layers '
+                "would have no attention at all"
+            )
+        if rank < 1:
+            raise ValueError(f"Synthesizer: rank must be at least 1, got {rank}")
+        self.form, self.rank = form, rank
+        self.uses_content = mixed
+        length = self.max_length = config.max_position_embeddings
+        heads = (self.copies, config.num_attention_heads)
+        if form == "random":
+            self.logits = nn.Parameter(torch.empty(*heads, length, length))
+        elif form == "factorised":
+            self.query_factors = nn.Parameter(torch.empty(*heads, length, rank))
+            self.key_factors = nn.Parameter(torch.empty(*heads, length, rank))
+        else:
+            inner = config.head_size
+            self.first_weight = nn.Parameter(torch.empty(*heads, config.hidden_size, inner))
+            self.first_bias = nn.Parameter(torch.empty(*heads, 1, inner))
+            self.second_weight = nn.Parameter(torch.empty(*heads, inner, length))
+            self.second_bias = nn.Parameter(torch.empty(*heads, 1, length))
+        if mixed:
+            self.gates = nn.Parameter(torch.empty(*heads, 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values."""
+        if self.form == "random":
+            nn.init.normal_(self.logits)
+        elif self.form == "factorised":
+            nn.init.normal_(self.query_factors, std=self.rank**-0.25)
+            nn.init.normal_(self.key_factors, std=self.rank**-0.25)
+        else:
+            nn.init.normal_(self.first_weight, std=self.config.hidden_size**-0.5)
+            nn.init.normal_(self.second_weight, std=self.config.head_size**-0.5)
+            nn.init.zeros_(self.first_bias)
+            nn.init.zeros_(self.second_bias)
+        if self.uses_content:
+            nn.init.zeros_(self.gates)
+
+    def content(
+        self, layer: int, query: Float[Tensor, "batch heads queries dim"]
+    ) -> Float[Tensor, "batch heads queries dim"]:
+        """Return the queries times their share of the mixture."""
+        return query * self._share(layer, 1).to(query.dtype)
+
+    def dense_logits(
+        self,
+        layer: int,
+        query: Float[Tensor, "batch heads queries dim"] | None,
+        hidden: Float[Tensor, "batch queries hidden"],
+        prepared: Prepared,
+    ) -> Float[Tensor, "batch_or_1 heads queries keys"]:
+        """Return the synthetic logits of these queries."""
+        copy, places = self._copy(layer), prepared.places
+        rows = slice(places.query_start, places.query_start + places.queries)
+        if self.form == "random":
+            found = self.logits[copy][None, :, rows, : places.keys]
+        elif self.form == "factorised":
+            queries = self.query_factors[copy][:, rows]
+            keys = self.key_factors[copy][:, : places.keys]
+            found = (queries @ keys.transpose(-1, -2)).unsqueeze(0)
+        else:
+            tokens = hidden.unsqueeze(1)
+            inner = (tokens @ self.first_weight[copy] + self.first_bias[copy]).relu()
+            weight = self.second_weight[copy][..., : places.keys]
+            found = inner @ weight + self.second_bias[copy][..., : places.keys]
+        return self._share(layer, 0) * found if self.uses_content else found
+
+    def _copy(self, layer: int) -> int:
+        copy = self.copy_of(layer)
+        assert copy is not None
+        return copy
+
+    def _share(self, layer: int, part: int) -> Float[Tensor, "heads one one_"]:
+        return self.gates[self._copy(layer)].softmax(-1)[:, part, None, None]
+
+    def extra_repr(self) -> str:
+        """Return what `print(module)` shows."""
+        return f"{super().extra_repr()}, form={self.form!r}, mixed={self.uses_content}"
