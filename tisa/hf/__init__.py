@@ -1,0 +1,32 @@
+"""TISA in Hugging Face models: converted, fitted to the model's own heads, saved like any other.
+
+    converted = tisa.hf.convert(model, positions="replace", init="fit", calibration=texts)
+
+attention.py     what transformers' attention interface calls
+modules.py       attention that owns its scores, embeddings without positions
+families.py      what there is to convert in a model, or why there is none
+models.py        config and model types, Auto classes, save and load
+default_text.py  what is calibrated on where no text is given
+calibration.py   texts in, token batches and folded vectors out
+fit.py           scores from a model's own heads
+convert.py       a model in, a converted one out
+distil.py        a converted model trained towards the one it came from
+parameters.py    optimiser groups
+card.py          what lies beside a saved model: code for people without this package, a card
+"""
+
+try:
+    import transformers  # noqa: F401
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "tisa.hf needs the package transformers (5.17 or newer): pip install 'tisa[hf]'"
+    ) from missing
+
+from tisa.hf.convert import convert
+from tisa.hf.distil import distil
+from tisa.hf.models import register
+from tisa.hf.parameters import parameter_groups
+
+register()
+
+__all__ = ["convert", "distil", "parameter_groups", "register"]
