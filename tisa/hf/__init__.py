@@ -12,6 +12,8 @@ fit.py           scores from a model's own heads
 convert.py       a model in, a converted one out
 distil.py        a converted model trained towards the one it came from
 parameters.py    optimiser groups
+export.py        torch.export and ONNX
+measure.py       what a conversion kept
 card.py          what lies beside a saved model: code for people without this package, a card
 """
 

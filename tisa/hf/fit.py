@@ -68,9 +68,8 @@ class Aim:
             scored = logits + curve[:, entries]
             total = scored.logsumexp(-1)
             loss = loss + (share * total).sum((0, 2))
-            found = scored.sub_(total.unsqueeze(-1)).exp_()
-            by_entry = torch.einsum("bhrk,bzr->hrk", found, share)
-            gradient.index_add_(1, entries.flatten(), by_entry.flatten(1))
+            found = scored.sub_(total.unsqueeze(-1)).exp_().mul_(share.unsqueeze(-1))
+            gradient.index_add_(1, entries.flatten(), found.sum(0).flatten(1))
         return loss, gradient
 
     def best_curve(self) -> Float[Tensor, "heads span"]:
