@@ -104,22 +104,25 @@ def minilm(args) -> dict:
             **more,
         })  # fmt: skip
         print(json.dumps(rows[-1]), flush=True)
+        args.write({"rows": rows})
 
     settings = dict(positions="replace", calibration=calibration, tokenizer=tokenizer)
+
+    def fitted(kernels):
+        return timed(lambda: tisa.hf.convert(original, init="fit", num_kernels=kernels, **settings))
+
     measured("original", original)
-    measured("zeroed", tisa.hf.convert(original, fold=False, init="zero", positions="replace"))
+    converted, wall, cpu = fitted(5)
+    measured("fold + fit, S = 5", converted, seconds=wall, processor_seconds=cpu)
     measured("fold, no scores", tisa.hf.convert(original, init="zero", **settings))
-    for kernels in (1, 3, 5):
-        converted, wall, cpu = timed(
-            lambda s=kernels: tisa.hf.convert(original, init="fit", num_kernels=s, **settings)
-        )
-        measured(f"fold + fit, S = {kernels}", converted, seconds=wall, processor_seconds=cpu)
     _, wall, cpu = timed(
         lambda: tisa.hf.distil(converted, original, unlabelled, tokenizer=tokenizer, steps=20)
     )
-    measured(
-        "fold + fit, S = 5, distilled 20 steps", converted, seconds=wall, processor_seconds=cpu
-    )
+    name = "fold + fit, S = 5, distilled 20 steps"
+    measured(name, converted, seconds=wall, processor_seconds=cpu)
+    other, wall, cpu = fitted(1)
+    measured("fold + fit, S = 1", other, seconds=wall, processor_seconds=cpu)
+    measured("zeroed", tisa.hf.convert(original, fold=False, init="zero", positions="replace"))
     return {"rows": rows, "parameters": parameters(original, converted)}
 
 
@@ -139,9 +142,11 @@ O=C(O)Cc1ccc(O)cc1 CC(C)(C)OC(=O)NCC(=O)O O=C(O)c1ccc2ccccc2c1 O=C(O)C1CCN(C(=O)
 O=C(O)c1ccc(C(F)(F)F)cc1 Cc1ccc(C(=O)O)cc1[N+](=O)[O-] O=C(O)c1cc(Br)cnc1 O=C(O)CCc1ccccc1
 COC(=O)c1ccc(C(=O)O)cc1 O=C(O)c1cnn(-c2ccccc2)c1 O=C(O)c1cc2ccccc2[nH]1"""
 AMINES = """NCc1ccc(F)cc1 NCCc1c[nH]c2ccccc12 C1CCNCC1 C1COCCN1 CN1CCNCC1 Nc1ccc(Cl)cc1
-Nc1cccc(C#N)c1 NCc1ccncc1 COC(=O)C(N)Cc1ccccc1 CC(N)c1ccccc1 NC1CCN(Cc2ccccc2)CC1 CNCc1ccccc1 Nc1ccc(N2CCOCC2)cc1
+Nc1cccc(C#N)c1 NCc1ccncc1 COC(=O)C(N)Cc1ccccc1
+CC(N)c1ccccc1 NC1CCN(Cc2ccccc2)CC1 CNCc1ccccc1 Nc1ccc(N2CCOCC2)cc1
 NCCN1CCOCC1 Nc1ncccc1C CCOC(=O)C1CCNCC1"""
-ALCOHOLS = """OCc1ccc(Br)cc1 Oc1ccc(C=O)cc1 COC(=O)c1ccc(O)cc1 OCC1CC1 Oc1ccc2ccccc2c1
+ALCOHOLS = """OCc1ccc(Br)cc1
+Oc1ccc(C=O)cc1 COC(=O)c1ccc(O)cc1 OCC1CC1 Oc1ccc2ccccc2c1
 Oc1ccc(Cl)c(F)c1 CC(C)(C)OC(=O)N1CCC(O)CC1 OCCc1cccs1 COCCO Oc1cccc([N+](=O)[O-])c1"""
 BORONIC = """OB(O)c1ccc(F)cc1 COc1ccc(B(O)O)cc1 OB(O)c1ccncc1 OB(O)c1ccsc1 N#Cc1ccc(B(O)O)cc1
 CC1(C)OB(c2ccc3[nH]ccc3c2)OC1(C)C OB(O)c1cccc(Cl)c1 CS(=O)(=O)c1ccc(B(O)O)cc1"""
@@ -217,6 +222,7 @@ def rxnmapper(args) -> dict:
         accuracy, count = measure.masked_accuracy(model, held_out, mask)
         rows.append({"variant": name, "masked-token accuracy": accuracy, "tokens": count, **more})
         print(json.dumps(rows[-1]), flush=True)
+        args.write({"rows": rows})
 
     settings = dict(positions="replace", calibration=used[:64])
     measured("original", original)
@@ -224,12 +230,12 @@ def rxnmapper(args) -> dict:
     measured("fold, no scores", tisa.hf.convert(original, init="zero", **settings))
     converted, wall, cpu = timed(lambda: tisa.hf.convert(original, init="fit", **settings))
     measured("fold + fit, S = 5", converted, seconds=wall, processor_seconds=cpu)
-    for steps in (30, 90):
+    for steps in (30, 120):
         trained = tisa.hf.convert(original, init="zero", **settings)
         trained.load_state_dict(converted.state_dict())
         _, wall, cpu = timed(
             lambda t=trained, n=steps: tisa.hf.distil(
-                t, original, used, steps=n, minutes=2, mask_token_id=mask
+                t, original, used, steps=n, mask_token_id=mask
             )
         )
         measured(f"fold + fit, S = 5, distilled {steps} steps", trained, seconds=wall,
@@ -272,6 +278,7 @@ def length(args) -> dict:
             {"variant": name, "cosine by length": by, "STS-B dev Spearman": spearman, **more}
         )
         print(json.dumps(rows[-1]), flush=True)
+        args.write({"rows": rows})
 
     settings = dict(positions="replace", tokenizer=tokenizer, init="fit")
     measured("calibrated on sentences", tisa.hf.convert(original, calibration=short, **settings))
@@ -355,24 +362,29 @@ def main() -> None:
         parser.error("--data-dir is needed")
     torch.set_num_threads(min(2, torch.get_num_threads()))
     began = time.perf_counter()
-    found = {"minilm": minilm, "rxnmapper": rxnmapper, "length": length}[args.what](args)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    record = {
-        "date": "2026-11-15",
-        "command": f"python runs/conversion.py {args.what} --data-dir DATA --out {args.out}",
-        "commit": commit.stdout.strip(),
-        "device": f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
-        "load": os.getloadavg(),
-        "versions": {
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
-        "seconds": round(time.perf_counter() - began),
-        **found,
-    }  # fmt: skip
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def write(found: dict) -> None:
+        record = {
+            "date": "2026-11-15",
+            "command": f"python runs/conversion.py {args.what} --data-dir DATA --out {args.out}",
+            "commit": commit.stdout.strip(),
+            "device": f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+            "load": os.getloadavg(),
+            "versions": {
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+                "python": platform.python_version(),
+            },
+            "seconds": round(time.perf_counter() - began),
+            **found,
+        }
+        text = json.dumps(record, indent=1, ensure_ascii=False)
+        args.out.write_text(text + "\n", encoding="utf-8")
+
+    args.write = write
+    write({"minilm": minilm, "rxnmapper": rxnmapper, "length": length}[args.what](args))
 
 
 if __name__ == "__main__":

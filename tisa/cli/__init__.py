@@ -1,4 +1,7 @@
-"""The command line: parse, call one function, print. One file for each command."""
+"""The command line: parse, call one function, print. One file for each command.
+
+convert.py   a Hugging Face model with scores of the offset
+"""
 
 import sys
 from importlib import import_module
@@ -7,7 +10,7 @@ from typing import Annotated
 import typer
 
 # Name of the command, which is that of its file here too; each has a function `command`.
-COMMANDS: tuple[str, ...] = ()
+COMMANDS: tuple[str, ...] = ("convert",)
 
 # A user's mistake, or something missing on the machine: one sentence and exit code 2.
 MISTAKES = (ValueError, TypeError, OSError, ImportError)

@@ -12,9 +12,12 @@ fit.py           scores from a model's own heads
 convert.py       a model in, a converted one out
 distil.py        a converted model trained towards the one it came from
 parameters.py    optimiser groups
+folder.py        folder in, folder out: what `tisa convert` does
+report.py        one page about a conversion
 export.py        torch.export and ONNX
 measure.py       what a conversion kept
-card.py          what lies beside a saved model: code for people without this package, a card
+card.py          what lies beside a saved model: a card, code for people without this package
+modeling_tisa.py that code: read by transformers, imported by nothing here
 """
 
 try:

@@ -99,7 +99,9 @@ def _ours(
         if packed is not None:
             ends, longest = packed
             output = attention(
-                *(x[0].transpose(0, 1) for x in (query, key, value)),
+                query[0].transpose(0, 1),
+                key[0].transpose(0, 1),
+                value[0].transpose(0, 1),
                 module.score_vector(longest, longest, kwargs),
                 cu_seqlens=ends, max_seqlen=longest, dropout_p=dropout, scale=scaling,
                 is_causal=causal, enable_gqa=gqa, band=module.band(query, kwargs),

@@ -62,7 +62,7 @@ Language Models", ACL 2021.
 def write_remote_code(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
     """Write the modelling code that `trust_remote_code=True` reads, and name it in the config."""
     folder = Path(folder)
-    source = resources.files("tisa.hf").joinpath("remote", REMOTE).read_text(encoding="utf-8")
+    source = resources.files("tisa.hf").joinpath(REMOTE).read_text(encoding="utf-8")
     (folder / REMOTE).write_text(source, encoding="utf-8")
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))

@@ -148,6 +148,7 @@ class _State:
         unfinished.replace(self.path)
 
     def _read(self, trained: dict[str, nn.Parameter]) -> None:
+        assert self.path is not None
         kept = torch.load(self.path, weights_only=True, map_location="cpu")
         if set(kept["weights"]) != set(trained):
             raise ValueError(
@@ -166,7 +167,7 @@ def _batches(sequences: list[Tokens], model: PreTrainedModel, seed: int) -> list
     made = list(
         itertools.chain.from_iterable(
             batches_of(part, model, elements=1)
-            for part in _parts(sorted(sequences, key=lambda s: len(s.ids)), 32)
+            for part in _parts(sorted(sequences, key=lambda s: len(s.ids)), 16)
         )
     )
     order = torch.randperm(len(made), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -193,8 +194,8 @@ def _loss(
         found = _hidden(student, inputs)
         error = ((found - wanted)[real] ** 2).sum() / (wanted[real] ** 2).sum()
         weight = real.unsqueeze(-1).to(found.dtype)
-        means = [(x * weight).sum(1) / weight.sum(1) for x in (found, wanted)]
-        return error + (1 - cosine_similarity(*means, dim=-1)).mean()
+        ours, theirs = ((x * weight).sum(1) / weight.sum(1) for x in (found, wanted))
+        return error + (1 - cosine_similarity(ours, theirs, dim=-1)).mean()
     chosen = torch.rand(real.shape, generator=generator).to(real.device) < MASKED
     # Not the ends, which are always the same.
     chosen &= real & real.roll(1, 1) & real.roll(-1, 1)

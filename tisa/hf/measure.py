@@ -94,8 +94,8 @@ def cosine_to_original(
     model: PreTrainedModel, original: PreTrainedModel, tokenizer: Any, texts: Sequence[str]
 ) -> float:
     """Return the mean cosine between the embeddings of both models."""
-    pair = (embeddings(m, tokenizer, texts) for m in (model, original))
-    return float(cosine_similarity(*pair).mean())
+    ours, theirs = (embeddings(m, tokenizer, texts) for m in (model, original))
+    return float(cosine_similarity(ours, theirs).mean())
 
 
 @torch.no_grad()
@@ -126,8 +126,10 @@ def cosine_by_length(
         cosines = []
         for start in range(0, len(kept), max(1, 2048 // length)):
             given = torch.tensor(kept[start : start + max(1, 2048 // length)], device=model.device)
-            means = (m.base_model(input_ids=given)[0].float().mean(1) for m in (model, original))
-            cosines.append(cosine_similarity(*means))
+            ours, theirs = (
+                m.base_model(input_ids=given)[0].float().mean(1) for m in (model, original)
+            )
+            cosines.append(cosine_similarity(ours, theirs))
         found[length] = float(torch.cat(cosines).mean())
     return found
 
