@@ -83,8 +83,8 @@ def minilm(args) -> dict:
     first, second = ([row[f"sentence{i}"] for row in dev] for i in (1, 2))
     gold = [float(row["score"]) for row in dev]
     pool = [t for t in dict.fromkeys(first) if len(t.split()) > 4]
-    ordered = random.Random(0).sample(pool, 250)
-    calibration = random.Random(1).sample([row["sentence1"] for row in train], 64)
+    ordered = random.Random(0).sample(pool, 125)
+    calibration = random.Random(1).sample([row["sentence1"] for row in train], 256)
     unlabelled = random.Random(2).sample([row["sentence2"] for row in train], 640)
     rows = []
 
@@ -230,7 +230,7 @@ def rxnmapper(args) -> dict:
     measured("fold, no scores", tisa.hf.convert(original, init="zero", **settings))
     converted, wall, cpu = timed(lambda: tisa.hf.convert(original, init="fit", **settings))
     measured("fold + fit, S = 5", converted, seconds=wall, processor_seconds=cpu)
-    for steps in (30, 120):
+    for steps in (100,):
         trained = tisa.hf.convert(original, init="zero", **settings)
         trained.load_state_dict(converted.state_dict())
         _, wall, cpu = timed(

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+import tiny
 import tisa.hf
 from tiny import inputs, logits, original, shake, token_lists
 from tisa.hf.calibration import ends_of, fold_vectors, tokens_of
@@ -244,6 +245,21 @@ def test_broken_checkpoints_are_refused(tmp_path):
         save_file(kept, shard, metadata={"format": "pt"})
     with pytest.raises(ValueError, match="lacks the position scores"):
         load(tmp_path)
+
+
+def test_any_other_type_is_reloaded_too(tmp_path):
+    """A type that is not registered from the start: what the Auto classes do not know by name."""
+    config = transformers.RobertaPreLayerNormConfig(**tiny.SIZES)
+    model = transformers.RobertaPreLayerNormModel(config).eval()
+    converted = shake(tisa.hf.convert(model, positions="replace", init="zero", calibration=TOKENS))
+    tisa.hf.save(converted, None, tmp_path)
+    loaded = tisa.hf.load(str(tmp_path))
+    assert type(loaded) is type(converted)
+    with torch.no_grad():
+        assert torch.equal(loaded(**inputs())[0], converted(**inputs())[0])
+    model.save_pretrained(tmp_path / "stock")
+    with pytest.raises(ValueError, match="no converted model"):
+        tisa.hf.load(str(tmp_path / "stock"))
 
 
 def test_what_lies_beside_a_saved_model(tmp_path):

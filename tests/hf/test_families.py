@@ -131,7 +131,9 @@ def test_save_and_load(name, positions, tmp_path):
     assert not info["unexpected_keys"]
     assert torch.equal(logits(loaded, **inputs()), logits(converted, **inputs()))
     half = auto.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    for model in (half, loaded.half()):
+    placed = auto.from_pretrained(tmp_path, dtype=torch.bfloat16, device_map="cpu")
+    assert type(tisa.hf.load(str(tmp_path))) is type(converted)
+    for model in (half, placed, loaded.half()):
         scores = {k: v for k, v in model.named_parameters() if "offset_scores" in k}
         assert scores
         assert all(p.dtype == torch.float32 for p in scores.values())

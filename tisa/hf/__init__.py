@@ -21,17 +21,31 @@ modeling_tisa.py that code: read by transformers, imported by nothing here
 """
 
 try:
-    import transformers  # noqa: F401
+    import transformers
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         "tisa.hf needs the package transformers (5.17 or newer): pip install 'tisa[hf]'"
     ) from missing
+if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 17):
+    raise ImportError(
+        f"tisa.hf needs transformers 5.17 or newer, got {transformers.__version__}: "
+        "pip install --upgrade 'tisa[hf]'"
+    )
 
 from tisa.hf.convert import convert
 from tisa.hf.distil import distil
-from tisa.hf.models import register
+from tisa.hf.folder import load, save
+from tisa.hf.models import register, register_type
 from tisa.hf.parameters import parameter_groups
 
 register()
 
-__all__ = ["convert", "distil", "parameter_groups", "register"]
+__all__ = [
+    "convert",
+    "distil",
+    "load",
+    "parameter_groups",
+    "register",
+    "register_type",
+    "save",
+]

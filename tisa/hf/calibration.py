@@ -12,7 +12,7 @@ from tisa.hf.default_text import SENTENCES
 from tisa.shapes import Bool, Float, Int, Tensor
 
 # Of one layer's attention weights, over all batches: enough to fit a curve, and soon gone through.
-ELEMENTS = 700_000
+ELEMENTS = 2_500_000
 
 
 class Tokens(NamedTuple):

@@ -167,7 +167,7 @@ def _batches(sequences: list[Tokens], model: PreTrainedModel, seed: int) -> list
     made = list(
         itertools.chain.from_iterable(
             batches_of(part, model, elements=1)
-            for part in _parts(sorted(sequences, key=lambda s: len(s.ids)), 16)
+            for part in _parts(sorted(sequences, key=lambda s: len(s.ids)), 32)
         )
     )
     order = torch.randperm(len(made), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -9,13 +9,19 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from tisa.hf.calibration import default_texts, length_limit, tokens_of
 from tisa.hf.convert import Positions, Start, convert
 from tisa.hf.distil import distil
 from tisa.hf.measure import cosine_by_length, masked_accuracy, order_match
-from tisa.hf.models import LIFTED
+from tisa.hf.models import LIFTED, register_type, tisa_class
 
 # What a sentence encoder has beside its transformer; copied as it is.
 SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
@@ -111,6 +117,22 @@ def load_stock(name: str) -> tuple[PreTrainedModel, Any]:
         return model, AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError):
         return model, None
+
+
+def load(name: str, **kwargs: Any) -> PreTrainedModel:
+    """Return a saved converted model in the class that it was saved in, whatever its type is.
+
+    The Auto classes do the same for the types that are registered with them from the start.
+    """
+    values, _ = PreTrainedConfig.get_config_dict(name)
+    described = values.get("tisa")
+    if not isinstance(described, dict):
+        raise ValueError(f"load: {name} is no converted model; make one with tisa.hf.convert")
+    register_type(described["base_model_type"])
+    stock = str((values.get("architectures") or [""])[0]).removeprefix("Tisa")
+    if not hasattr(transformers, stock):
+        return AutoModel.from_pretrained(name, **kwargs)
+    return tisa_class(getattr(transformers, stock)).from_pretrained(name, **kwargs)
 
 
 def save(converted: PreTrainedModel, tokenizer: Any, out: str | Path, *, beside: str = "") -> None:
