@@ -186,6 +186,19 @@ def test_position_bias_of_the_interface_is_ignored_by_eager_bert():
         assert torch.equal(model(**inputs()).logits, model(**inputs(), position_bias=bias).logits)
 
 
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "tisa"])
+def test_an_input_that_is_all_padding_is_no_nan(implementation):
+    model = shake(tisa.hf.convert(original("bert"), init="zero"))
+    model.set_attn_implementation(implementation)
+    given = inputs()
+    given["attention_mask"][1] = 0
+    found = logits(model, **given)
+    assert torch.isfinite(found).all()
+    given["input_ids"][1] = 7
+    real = given["attention_mask"].bool()
+    torch.testing.assert_close(logits(model, **given)[real], found[real])
+
+
 def test_a_fresh_process_loads_the_same_model(tmp_path):
     converted = shake(
         tisa.hf.convert(original("bert"), positions="replace", init="zero", calibration=TOKENS)
@@ -208,6 +221,16 @@ def test_a_fresh_process_loads_the_same_model(tmp_path):
             "torch.testing.assert_close(model(**given).logits[real], expected[real])\n"
             "assert type(model).__name__ == 'TisaBertForMaskedLM'\n"
         )
+        if trust:
+            program += (
+                "try:\n"
+                f"    transformers.AutoModel.from_pretrained({str(tmp_path)!r},\n"
+                "                                           trust_remote_code=False)\n"
+                "except ValueError as refused:\n"
+                "    assert 'trust_remote_code' in str(refused)\n"
+                "else:\n"
+                "    raise AssertionError('loaded without its code')\n"
+            )
         answer = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True,
             env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"},

@@ -274,3 +274,11 @@ def test_mistakes_on_the_command_line(encoder, tmp_path, more, words):
     shown = CliRunner().invoke(cli.app(), ["convert", str(encoder), "--out", str(out), *more])
     assert words in str(shown.exception)
     assert not out.exists()
+
+
+def test_the_built_in_text_serves_where_none_is_given_and_says_so(encoder):
+    model, tokenizer = load_stock(str(encoder))
+    with pytest.warns(UserWarning, match="built-in English"):
+        converted = tisa.hf.convert(model, positions="replace", init="zero", tokenizer=tokenizer)
+    assert converted.config.tisa["first_token_id"] == tokenizer.cls_token_id
+    assert converted.config.tisa["last_token_id"] == tokenizer.sep_token_id
