@@ -1,0 +1,301 @@
+"""Conversion itself: fit, fold, what is refused, and that originals are left alone."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+
+import tiny
+import tisa.hf
+from tiny import inputs, logits, original, shake, token_lists
+from tisa.hf.calibration import ends_of, fold_vectors, tokens_of
+from tisa.hf.fit import attention_weights
+from tisa.hf.modules import Folded
+
+TOKENS = token_lists(24)
+
+
+def attended(name="bert"):
+    """Return a tiny model whose heads look at their neighbours, by its position table."""
+    model = original(name)
+    table = tisa.hf.families.position_table(model).embedding
+    place = torch.arange(table.num_embeddings).float().unsqueeze(1)
+    waves = place / 4 ** torch.linspace(0, 3, table.embedding_dim // 2)
+    with torch.no_grad():
+        table.weight.copy_(torch.cat((waves.sin(), waves.cos()), 1))
+    return model
+
+
+@pytest.mark.parametrize("name", ["bert", "albert", "mpnet", "gpt2"])
+def test_fitted_attention_is_nearer_to_the_original(name):
+    model = attended(name)
+    settings = dict(positions="replace", calibration=TOKENS)
+    folded = tisa.hf.convert(model, init="zero", **settings)
+    fitted = tisa.hf.convert(model, init="fit", num_kernels=3, **settings)
+    batches = tisa.hf.calibration.batches_of([tisa.hf.calibration.Tokens(x) for x in TOKENS], model)
+    distances = []
+    for converted in (folded, fitted):
+        converted.set_attn_implementation("eager")
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            ours, theirs = (attention_weights(m, batches) for m in (converted, model))
+        distances.append(
+            sum((a - b).abs().sum() for x, y in zip(ours, theirs, strict=True)
+                for a, b in zip(x, y, strict=True))
+        )  # fmt: skip
+    assert distances[1] < 0.97 * distances[0], distances
+
+
+def test_a_fit_finds_the_scores_that_made_the_attention():
+    """Positions that are themselves kernels: taken out and fitted, the model is the same."""
+    model = original("bert")
+    with torch.no_grad():
+        tisa.hf.families.position_table(model).embedding.weight.zero_()
+    truth = shake(tisa.hf.convert(model, init="zero", num_kernels=1), 2.0)
+    truth.set_attn_implementation("eager")
+    blank = tisa.hf.convert(model, positions="replace", init="zero", fold=False, num_kernels=1)
+    batches = tisa.hf.calibration.batches_of([tisa.hf.calibration.Tokens(x) for x in TOKENS], model)
+    left = tisa.hf.fit.fit_scores(blank, truth, batches)
+    assert max(float(x.max()) for x in left) < 1e-3
+    torch.testing.assert_close(
+        logits(blank, **inputs()), logits(truth, **inputs()), rtol=0.05, atol=0.05
+    )
+
+
+def test_the_fold_is_the_mean_over_the_places_where_tokens_stand():
+    sequences = [tisa.hf.calibration.Tokens(x) for x in ([2, 9, 8, 3], [2, 7, 3], [2, 5, 6, 4, 3])]
+    ends = ends_of(sequences)
+    assert ends == (2, 3)
+    table = torch.randn(10, 4)
+    any_, last, first = fold_vectors(table, sequences, ends)
+    torch.testing.assert_close(first, table[0])
+    torch.testing.assert_close(last, table[[3, 2, 4]].mean(0))
+    torch.testing.assert_close(any_, table[[1, 2, 1, 1, 2, 3]].mean(0))
+    assert ends_of([tisa.hf.calibration.Tokens(x) for x in ([2, 9, 3], [4, 9, 3])]) == (-1, 3)
+
+
+def test_folded_vectors_stay_out_of_tied_output_embeddings():
+    model = original("bert")
+    converted = tisa.hf.convert(model, positions="replace", init="zero", calibration=TOKENS)
+    words = converted.get_input_embeddings()
+    assert isinstance(words, Folded)
+    assert torch.equal(words.weight, model.get_input_embeddings().weight)
+    assert converted.get_output_embeddings().weight is words.weight
+    assert (words.fold != 0).any()
+    rows = tisa.hf.families.position_table(original("roberta"))
+    assert rows.first_row == 2
+    folded = tisa.hf.convert(
+        original("roberta"), positions="replace", init="zero", calibration=TOKENS
+    ).get_input_embeddings()
+    torch.testing.assert_close(folded.fold[2], rows.embedding.weight[2])
+    converted.resize_token_embeddings(70)
+    assert isinstance(converted.get_input_embeddings(), Folded)
+    assert torch.isfinite(logits(converted, **inputs())).all()
+
+
+def test_one_or_many_scores_for_albert():
+    model = original("albert")
+    shared, each = (tisa.hf.convert(model, num_kernels=2, shared=s) for s in (True, False))
+
+    def count(m):
+        return sum(p.numel() for n, p in m.named_parameters() if "offset_scores" in n)
+
+    assert count(shared) == 3 * 2 * 4
+    assert count(each) == 3 * 3 * 2 * 4
+    calls = []
+    scoring = next(m for m in shared.modules() if isinstance(m, tisa.TISA))
+    scoring.register_forward_hook(lambda *_: calls.append(1))
+    logits(shared, **inputs())
+    assert len(calls) == 1, "the shared vector is computed once in a forward pass"
+    with pytest.raises(ValueError, match="ALBERT"):
+        tisa.hf.convert(original("bert"), shared=True)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"positions": "both"}, "positions"),
+        ({"init": "random"}, "init"),
+        ({"num_kernels": -1}, "num_kernels"),
+        ({"init": "fit", "positions": "keep"}, "keep"),
+        ({"calibration": []}, "empty"),
+        ({"calibration": [[2, 3]]}, "no order"),
+        ({"calibration": [[2, 900, 3, 4]]}, "another model"),
+        ({"calibration": ["a text"]}, "tokenizer"),
+        ({"calibration": "a text"}, "list"),
+        ({"calibration": None}, "tokenizer"),
+        ({"calibration": [[2, 5.5, 3]]}, "token ids"),
+    ],
+)
+def test_wrong_arguments_are_refused_and_nothing_is_changed(change, words):
+    model = original("bert")
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    settings = {"positions": "replace", "init": "fit", "calibration": TOKENS, **change}
+    with pytest.raises((ValueError, TypeError), match=words):
+        tisa.hf.convert(model, **settings)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert type(model) is transformers.BertForMaskedLM
+
+
+@pytest.mark.unchecked
+def test_text_that_the_tokenizer_does_not_know_is_refused():
+    class Foreign:
+        unk_token_id, all_special_ids = 5, (2, 3)
+
+        def __call__(self, text, **_):
+            return {"input_ids": [2, *[5] * len(text.split()), 3]}
+
+    with pytest.raises(ValueError, match="another language"):
+        tokens_of(["one two three"], original("bert"), Foreign())
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: transformers.ViTModel(transformers.ViTConfig(
+            hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=40,
+            image_size=32, patch_size=16)), "two-dimensional"),
+        (lambda: transformers.T5Model(transformers.T5Config(
+            vocab_size=60, d_model=32, num_layers=1, num_heads=4, d_ff=40, d_kv=8)), "encoder"),
+        (lambda: transformers.DebertaV2Model(transformers.DebertaV2Config(
+            vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+            intermediate_size=40)), "attention interface"),
+        (lambda: torch.nn.Linear(2, 2), "no transformers model"),
+        (lambda: transformers.GPT2Model(transformers.GPT2Config(
+            vocab_size=60, n_embd=32, n_layer=1, n_head=4, reorder_and_upcast_attn=True)),
+         "reorder"),
+        (lambda: tisa.hf.convert(original("bert")), "already"),
+    ],
+)  # fmt: skip
+@pytest.mark.unchecked
+def test_models_that_cannot_be_converted_say_why(build, words):
+    with pytest.raises(ValueError, match=words):
+        tisa.hf.convert(build())
+
+
+def test_position_bias_of_the_interface_is_ignored_by_eager_bert():
+    """The trap that the attention modules' own scores avoid: stock eager code swallows a bias."""
+    model = original("bert")
+    model.set_attn_implementation("eager")
+    bias = torch.randn(1, 4, 11, 11)
+    with torch.no_grad():
+        assert torch.equal(model(**inputs()).logits, model(**inputs(), position_bias=bias).logits)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "tisa"])
+def test_an_input_that_is_all_padding_is_no_nan(implementation):
+    model = shake(tisa.hf.convert(original("bert"), init="zero"))
+    model.set_attn_implementation(implementation)
+    given = inputs()
+    given["attention_mask"][1] = 0
+    found = logits(model, **given)
+    assert torch.isfinite(found).all()
+    given["input_ids"][1] = 7
+    real = given["attention_mask"].bool()
+    torch.testing.assert_close(logits(model, **given)[real], found[real])
+
+
+def test_a_fresh_process_loads_the_same_model(tmp_path):
+    converted = shake(
+        tisa.hf.convert(original("bert"), positions="replace", init="zero", calibration=TOKENS)
+    )
+    converted.save_pretrained(tmp_path)
+    torch.save(logits(converted, **inputs()), tmp_path / "expected.pt")
+    given = json.dumps({k: v.tolist() for k, v in inputs().items()})
+    for start, trust in (
+        ("import tisa.hf", False),
+        ("import sys; sys.modules['tisa'] = None", True),
+    ):
+        program = (
+            f"{start}\n"
+            "import json, torch, transformers\n"
+            f"given = {{k: torch.tensor(v) for k, v in json.loads('{given}').items()}}\n"
+            f"model = transformers.AutoModelForMaskedLM.from_pretrained({str(tmp_path)!r},\n"
+            f"    trust_remote_code={trust}).eval()\n"
+            f"expected = torch.load({str(tmp_path / 'expected.pt')!r})\n"
+            "real = given['attention_mask'].bool()\n"
+            "torch.testing.assert_close(model(**given).logits[real], expected[real])\n"
+            "assert type(model).__name__ == 'TisaBertForMaskedLM'\n"
+        )
+        if trust:
+            program += (
+                "try:\n"
+                f"    transformers.AutoModel.from_pretrained({str(tmp_path)!r},\n"
+                "                                           trust_remote_code=False)\n"
+                "except ValueError as refused:\n"
+                "    assert 'trust_remote_code' in str(refused)\n"
+                "else:\n"
+                "    raise AssertionError('loaded without its code')\n"
+            )
+        answer = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True,
+            env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert answer.returncode == 0, answer.stderr[-2000:]
+
+
+def test_broken_checkpoints_are_refused(tmp_path):
+    converted = tisa.hf.convert(original("bert"))
+    converted.save_pretrained(tmp_path, max_shard_size="20KB")
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    load = transformers.AutoModelForMaskedLM.from_pretrained
+    whole = shards[0].read_bytes()
+    shards[0].write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(Exception, match=r"(?i)incomplete|header|truncat|size|buffer"):
+        load(tmp_path)
+    shards[0].unlink()
+    with pytest.raises(OSError, match=r"safetensors|not"):
+        load(tmp_path)
+    shards[0].write_bytes(whole)
+    config = tmp_path / "config.json"
+    text = config.read_text()
+    config.write_text(text.replace('"format": 1', '"format": 99'))
+    with pytest.raises(ValueError, match="upgrade"):
+        load(tmp_path)
+    config.write_text(text)
+    index = tmp_path / "model.safetensors.index.json"
+    known = json.loads(index.read_text())
+    known["weight_map"] = {k: v for k, v in known["weight_map"].items() if "offset_sc" not in k}
+    index.write_text(json.dumps(known))
+    from safetensors.torch import load_file, save_file
+
+    for shard in shards:
+        kept = {k: v for k, v in load_file(shard).items() if "offset_scores" not in k}
+        save_file(kept, shard, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="lacks the position scores"):
+        load(tmp_path)
+
+
+def test_any_other_type_is_reloaded_too(tmp_path):
+    """A type that is not registered from the start: what the Auto classes do not know by name."""
+    config = transformers.RobertaPreLayerNormConfig(**tiny.SIZES)
+    model = transformers.RobertaPreLayerNormModel(config).eval()
+    converted = shake(tisa.hf.convert(model, positions="replace", init="zero", calibration=TOKENS))
+    tisa.hf.save(converted, None, tmp_path)
+    loaded = tisa.hf.load(str(tmp_path))
+    assert type(loaded) is type(converted)
+    with torch.no_grad():
+        assert torch.equal(loaded(**inputs())[0], converted(**inputs())[0])
+    model.save_pretrained(tmp_path / "stock")
+    with pytest.raises(ValueError, match="no converted model"):
+        tisa.hf.load(str(tmp_path / "stock"))
+
+
+def test_what_lies_beside_a_saved_model(tmp_path):
+    converted = tisa.hf.convert(
+        original("bert"), positions="replace", init="zero", calibration=TOKENS
+    )
+    converted.save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "2,048 numbers" in card
+    assert "library_name: transformers" in card
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["model_type"] == "tisa-bert"
+    assert "AutoModelForMaskedLM" in config["auto_map"]
+    (tmp_path / "README.md").write_text("mine")
+    converted.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"

@@ -1,0 +1,25 @@
+"""The numbers about conversion in docs and README are those of the records."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+RECORDS = {
+    "minilm": ("STS-B dev Spearman", "cosine to original", "order-match", "order-match, shuffles"),
+    "rxnmapper": ("masked-token accuracy",),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_tables_are_those_of_the_record(name):
+    record = json.loads((ROOT / f"docs/records/2026-11-15-conversion-{name}.json").read_text())
+    text = (ROOT / "docs/huggingface.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    for row in record["rows"]:
+        cells = " | ".join(f"{row[key]:.4f}" for key in RECORDS[name])
+        assert f"| {row['variant']} | {cells} |" in text, row
+    fitted = next(row for row in record["rows"] if row["variant"] == "fold + fit, S = 5")
+    assert f"{fitted[RECORDS[name][0]]:.4f}" in readme
+    assert record["versions"]["torch"] in text

@@ -1,0 +1,284 @@
+"""Converted models in other people's tools: Trainer, peft, sentence encoders, ONNX; and ours."""
+
+import json
+import random
+import string
+
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+import tisa.hf
+from tiny import SIZES, inputs, logits, original, shake, token_lists
+from tisa import cli
+from tisa.hf import measure
+from tisa.hf.export import export_onnx, export_program
+from tisa.hf.folder import convert_folder, load_stock, pieces
+
+TOKENS = token_lists(24)
+
+
+def replaced(name="bert"):
+    return shake(
+        tisa.hf.convert(original(name), positions="replace", init="zero", calibration=TOKENS)
+    ).eval()
+
+
+def lines(count=40):
+    generator = random.Random(0)
+    words = ["".join(generator.sample(string.ascii_lowercase[:8], 2)) for _ in range(30)]
+    return [" ".join(generator.sample(words, generator.randint(6, 20))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A tiny sentence encoder in a folder, as sentence-transformers has them."""
+    folder = tmp_path_factory.mktemp("encoder")
+    letters = list(string.ascii_lowercase)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *("##" + x for x in letters)]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    tokenizer = transformers.BertTokenizer(str(folder / "vocab.txt"), model_max_length=64)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**{**SIZES, "pad_token_id": 0})
+    model = transformers.BertForMaskedLM(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim == 2:
+                p.mul_(6.0)
+    model.save_pretrained(folder)
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {
+            "idx": 1,
+            "name": "1",
+            "path": "1_Pooling",
+            "type": "sentence_transformers.models.Pooling",
+        },
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64}))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return folder
+
+
+def test_trainer_fine_tunes_with_groups_of_our_own(tmp_path):
+    model = tisa.hf.convert(original("bert"), init="zero")
+    data = [{"input_ids": x[:8], "labels": x[:8]} for x in TOKENS if len(x) >= 8]
+    settings = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=4, report_to=[],
+        use_cpu=True, save_strategy="no", disable_tqdm=True, logging_strategy="no",
+    )  # fmt: skip
+    groups = tisa.hf.parameter_groups(model, lr=1e-3, scores_lr=0.1, weight_decay=0.1)
+    assert [g["weight_decay"] for g in groups] == [0.1, 0.0, 0.0]
+    assert groups[2]["lr"] == 0.1
+    assert sum(len(g["params"]) for g in groups) == len(list(model.parameters()))
+    optimizer = torch.optim.AdamW(groups)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    trainer = transformers.Trainer(
+        model=model, args=settings, train_dataset=data, optimizers=(optimizer, schedule)
+    )
+    trainer.train()
+    scores = [p for n, p in model.named_parameters() if "kernel_amplitudes" in n]
+    assert all((p != 0).all() for p in scores)
+    with pytest.raises(ValueError, match="no scores"):
+        tisa.hf.parameter_groups(original("bert"), lr=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_peft_trains_adapters_and_scores_together():
+    peft = pytest.importorskip("peft", reason="a development dependency")
+    model = replaced()
+    before = logits(model, **inputs())
+    lora = peft.LoraConfig(target_modules=["query", "value"], modules_to_save=["offset_scores.0"])
+    adapted = peft.get_peft_model(model, lora)
+    torch.testing.assert_close(logits(adapted, **inputs()), before)
+    adapted(**inputs(), labels=inputs()["input_ids"]).loss.backward()
+    trained = {n for n, p in adapted.named_parameters() if p.grad is not None}
+    assert any("lora" in n for n in trained)
+    assert any("kernel_offsets" in n for n in trained)
+    merged = adapted.merge_and_unload()
+    torch.testing.assert_close(logits(merged, **inputs()), before)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sentence_transformers_load_a_converted_encoder(encoder, tmp_path):
+    library = pytest.importorskip("sentence_transformers", reason="a development dependency")
+    out = tmp_path / "out"
+    done = convert_folder(str(encoder), out, init="zero", texts=lines())
+    loaded = library.SentenceTransformer(str(out), device="cpu")
+    text = " ".join(lines(30))
+    found = torch.from_numpy(loaded.encode([text]))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    assert tokenizer.model_max_length > 10**5
+    given = tokenizer([text], return_tensors="pt")
+    assert given["input_ids"].shape[1] > 200
+    with torch.no_grad():
+        expected = done.converted.base_model(**given)[0].mean(1)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["bert", pytest.param("albert", marks=pytest.mark.full)])
+def test_export_for_any_batch_and_length(name, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="a development dependency")
+    model = replaced(name)
+    program = export_program(model).module()
+    path = export_onnx(model, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(path))
+    for batch, length in ((1, 5), (3, 19), (4, 100)):
+        given = inputs(batch, length, padded=length > 7)
+        real = given["attention_mask"].bool()
+        expected = logits(model, **given)[real]
+        torch.testing.assert_close(program(*given.values())[real], expected, rtol=1e-4, atol=1e-4)
+        (found,) = session.run(None, {k: v.numpy() for k, v in given.items()})
+        torch.testing.assert_close(torch.from_numpy(found)[real], expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.unchecked
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_flex_attention_has_the_scores():
+    model = replaced()
+    given = inputs()
+    real = given["attention_mask"].bool()
+    expected = logits(model, **given)[real]
+    model.set_attn_implementation("flex_attention")
+    torch.testing.assert_close(logits(model, **given)[real], expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.unchecked
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_is_the_model():
+    model = replaced()
+    compiled = torch.compile(model)
+    for length in (11, 17):
+        given = inputs(3, length)
+        real = given["attention_mask"].bool()
+        torch.testing.assert_close(
+            logits(compiled, **given)[real], logits(model, **given)[real], rtol=1e-3, atol=1e-3
+        )
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_distilling_brings_the_model_nearer_and_touches_nothing_else(name, tmp_path):
+    model = original(name)
+    converted = tisa.hf.convert(model, positions="replace", init="reference", calibration=TOKENS)
+    kept = {n: p.clone() for n, p in converted.named_parameters()}
+    told = []
+    mask = 5 if name == "bert" else None
+    losses = tisa.hf.distil(
+        converted, model, TOKENS, steps=25, mask_token_id=mask, progress=told.append
+    )
+    assert len(told) == len(losses) == 25
+    assert sum(losses[-5:]) < sum(losses[:5])
+    for n, p in converted.named_parameters():
+        assert torch.equal(p, kept[n]) != ("offset_scores" in n or n.endswith(".fold")), n
+        assert p.requires_grad
+
+
+def test_distilling_goes_on_where_it_stopped(tmp_path):
+    model = original("bert")
+    settings = dict(steps=20, progress=lambda told: None)
+
+    def fresh():
+        torch.manual_seed(3)
+        return tisa.hf.convert(model, positions="replace", init="reference", calibration=TOKENS)
+
+    whole, parts = fresh(), fresh()
+    expected = tisa.hf.distil(whole, model, TOKENS, **settings)
+
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    def stop(told):
+        if told.step == 13:
+            raise Stop
+
+    file = tmp_path / "distil.pt"
+    with pytest.raises(Stop):
+        tisa.hf.distil(parts, model, TOKENS, steps=20, checkpoint=file, progress=stop)
+    again = fresh()
+    found = tisa.hf.distil(again, model, TOKENS, checkpoint=file, **settings)
+    assert found == expected
+    for a, b in zip(again.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(a, b)
+    other = tisa.hf.convert(original("gpt2"), init="zero")
+    with pytest.raises(ValueError, match="another model"):
+        tisa.hf.distil(other, original("gpt2"), TOKENS, checkpoint=file, **settings)
+
+
+def test_order_match_is_chance_without_positions(encoder):
+    model, tokenizer = load_stock(str(encoder))
+    blind = tisa.hf.convert(
+        model, positions="replace", init="zero", calibration=lines(), tokenizer=tokenizer
+    )
+    assert measure.order_match(blind, model, tokenizer, lines(8)) == pytest.approx(0.25)
+    assert measure.order_match(model, model, tokenizer, lines(8)) == 1.0
+    assert measure.order_match(model, model, tokenizer, lines(8), shuffles=True) == 1.0
+    by = measure.cosine_by_length(model, model, tokenizer, lines(), (8, 16))
+    assert by == pytest.approx({8: 1.0, 16: 1.0}, abs=1e-4)
+
+
+def test_pieces_have_the_lengths_asked_for(encoder):
+    _, tokenizer = load_stock(str(encoder))
+    found = [len(tokenizer(x)["input_ids"]) for x in pieces(lines(), tokenizer, (8, 60))]
+    assert min(found) < 15
+    assert 40 < max(found) < 90
+
+
+def test_the_command_line(encoder, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(lines()))
+    out = tmp_path / "out"
+    call = ["convert", str(encoder), "--out", str(out), "--text", str(text), "--report", "--json",
+            "--num-kernels", "2", "--lengths", "8-40", "--distil", "0.01"]  # fmt: skip
+    plan = CliRunner().invoke(cli.app(), [*call, "--dry-run"])
+    assert plan.exit_code == 0, plan.output
+    assert "2 layers" in plan.stdout
+    assert not out.exists()
+    shown = CliRunner().invoke(cli.app(), call)
+    assert shown.exit_code == 0, (shown.output, shown.exception)
+    numbers = json.loads(shown.stdout.strip().splitlines()[-1])
+    assert "masked-token accuracy" in numbers["after"]
+    assert 0.0 <= numbers["after"]["order-match"] <= 1.0
+    page = (out / "report.html").read_text()
+    assert page.count("<figure>") == 2 * 4
+    assert "http" not in page
+    model = transformers.AutoModelForMaskedLM.from_pretrained(out)
+    assert type(model).__name__ == "TisaBertForMaskedLM"
+    again = CliRunner().invoke(cli.app(), call)
+    assert isinstance(again.exception, ValueError)
+    assert "there already" in str(again.exception)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--lengths", "many"], "8-384"),
+        (["--positions", "both"], "positions"),
+        (["--score", "nowhere"], "module:function"),
+        (["--text", "EMPTY"], "no text"),
+    ],
+)
+def test_mistakes_on_the_command_line(encoder, tmp_path, more, words):
+    (tmp_path / "EMPTY").write_text("\n")
+    more = [str(tmp_path / "EMPTY") if x == "EMPTY" else x for x in more]
+    out = tmp_path / "out"
+    shown = CliRunner().invoke(cli.app(), ["convert", str(encoder), "--out", str(out), *more])
+    assert words in str(shown.exception)
+    assert not out.exists()
+
+
+def test_the_built_in_text_serves_where_none_is_given_and_says_so(encoder):
+    model, tokenizer = load_stock(str(encoder))
+    with pytest.warns(UserWarning, match="built-in English"):
+        converted = tisa.hf.convert(model, positions="replace", init="zero", tokenizer=tokenizer)
+    assert converted.config.tisa["first_token_id"] == tokenizer.cls_token_id
+    assert converted.config.tisa["last_token_id"] == tokenizer.sep_token_id

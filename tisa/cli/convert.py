@@ -1,0 +1,114 @@
+"""`tisa convert`: give a Hugging Face model scores of the offset."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A model's folder, or its name on the hub.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder to write; a new one.")],
+    positions: Annotated[
+        str, typer.Option(help='"replace" the position table, or "keep" it and add scores.')
+    ] = "replace",
+    init: Annotated[str, typer.Option(help='"fit", "zero" or "reference".')] = "fit",
+    num_kernels: Annotated[int, typer.Option(help="Kernels per head.")] = 5,
+    fold: Annotated[bool, typer.Option(help="Keep what positions say besides the order.")] = True,
+    shared: Annotated[bool, typer.Option(help="ALBERT: one function for all passes.")] = False,
+    text: Annotated[
+        Path | None, typer.Option(help="Text to fit on, one input per line; half is held out.")
+    ] = None,
+    lengths: Annotated[
+        str, typer.Option(help="Calibrate on pieces of so many tokens, as in 8-384.")
+    ] = "",
+    distil: Annotated[
+        float | None, typer.Option(help="Train the scores towards the original: minutes.")
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Measure before and after; write report.html.")
+    ] = False,
+    score: Annotated[
+        str, typer.Option(help="A score of your own: module:function of (model, tokenizer).")
+    ] = "",
+    device: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Of pieces and distillation.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")
+    ] = False,
+) -> None:
+    """Convert a Hugging Face model and save it like any other.
+
+    Example: `tisa convert sentence-transformers/all-MiniLM-L6-v2 --out minilm-tisa --report`
+    """
+    texts = _lines(text) if text is not None else None
+    span = _range(lengths) if lengths else None
+    from tisa import hf
+    from tisa.hf.folder import convert_folder, load_stock
+
+    if dry_run:
+        stock, _ = load_stock(model)
+        reason = hf.families.reason_against(stock, positions)
+        if reason is not None:
+            raise ValueError(f"{model} cannot be converted: {reason}")
+        layers = len(hf.families.attention_modules(stock)) * hf.families.passes(stock)
+        print(f"{model}: {type(stock).__name__}, {layers} layers; would be written to {out}")
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("fit", total=None)
+        done = convert_folder(
+            model, out, positions=cast(Any, positions), init=cast(Any, init),
+            num_kernels=num_kernels, fold=fold,
+            shared=shared, texts=texts, lengths=span, minutes=distil, device=device, seed=seed,
+            measured=report or bool(score), score=_function(score) if score else None,
+            progress=lambda at, of: bar.update(task, completed=at, total=of),
+        )  # fmt: skip
+    if report:
+        from tisa.hf.report import write_report
+
+        write_report(done, out / "report.html")
+    _print(done, out, as_json)
+
+
+def _print(done: Any, out: Path, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"out": str(out), "before": done.before, "after": done.after}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    if done.before:
+        table = Table("", "before", "after")
+        for key, value in done.before.items():
+            table.add_row(key, f"{value:.4f}", f"{done.after[key]:.4f}")
+        Console().print(table)
+    print(f"written to {out}")
+
+
+def _lines(path: Path) -> list[str]:
+    lines = [x.strip() for x in path.read_text(encoding="utf-8").splitlines() if x.strip()]
+    if not lines:
+        raise ValueError(f"--text: {path} has no text in it; one input per line")
+    return lines
+
+
+def _range(lengths: str) -> tuple[int, int]:
+    first, dash, last = lengths.partition("-")
+    if not (dash and first.isdigit() and last.isdigit()):
+        raise ValueError(f"--lengths: expected two numbers as in 8-384, got {lengths!r}")
+    return int(first), int(last)
+
+
+def _function(name: str) -> Any:
+    from importlib import import_module
+
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise ValueError(f"--score: expected module:function, got {name!r}")
+    return getattr(import_module(module), function)

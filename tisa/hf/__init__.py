@@ -1,0 +1,51 @@
+"""TISA in Hugging Face models: converted, fitted to the model's own heads, saved like any other.
+
+    converted = tisa.hf.convert(model, positions="replace", init="fit", calibration=texts)
+
+attention.py     what transformers' attention interface calls
+modules.py       attention that owns its scores, embeddings without positions
+families.py      what there is to convert in a model, or why there is none
+models.py        config and model types, Auto classes, save and load
+default_text.py  what is calibrated on where no text is given
+calibration.py   texts in, token batches and folded vectors out
+fit.py           scores from a model's own heads
+convert.py       a model in, a converted one out
+distil.py        a converted model trained towards the one it came from
+parameters.py    optimiser groups
+folder.py        folder in, folder out: what `tisa convert` does
+report.py        one page about a conversion
+export.py        torch.export and ONNX
+measure.py       what a conversion kept
+card.py          what lies beside a saved model: a card, code for people without this package
+modeling_tisa.py that code: read by transformers, imported by nothing here
+"""
+
+try:
+    import transformers
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "tisa.hf needs the package transformers (5.17 or newer): pip install 'tisa[hf]'"
+    ) from missing
+if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 17):
+    raise ImportError(
+        f"tisa.hf needs transformers 5.17 or newer, got {transformers.__version__}: "
+        "pip install --upgrade 'tisa[hf]'"
+    )
+
+from tisa.hf.convert import convert
+from tisa.hf.distil import distil
+from tisa.hf.folder import load, save
+from tisa.hf.models import register, register_type
+from tisa.hf.parameters import parameter_groups
+
+register()
+
+__all__ = [
+    "convert",
+    "distil",
+    "load",
+    "parameter_groups",
+    "register",
+    "register_type",
+    "save",
+]

@@ -1,0 +1,233 @@
+"""Text to fit scores on: from what the user gives to checked token sequences and small batches."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from tisa.hf import families
+from tisa.hf.default_text import SENTENCES
+from tisa.shapes import Bool, Float, Int, Tensor
+
+# Of one layer's attention weights, over all batches: enough to fit a curve, and soon gone through.
+ELEMENTS = 2_500_000
+
+
+class Tokens(NamedTuple):
+    """One input: token ids, and token types where the model has them (pairs of sentences)."""
+
+    ids: list[int]
+    types: list[int] | None = None
+
+
+class Batch(NamedTuple):
+    """Padded inputs of similar length, and the queries whose attention is looked at."""
+
+    inputs: dict[str, Tensor]
+    rows: Int[Tensor, " rows"]
+    valid: Bool[Tensor, "batch rows"]
+
+
+class Ends(NamedTuple):
+    """The tokens that always stand first and last; −1 where there is none."""
+
+    first: int
+    last: int
+
+
+def tokens_of(calibration: Any, model: PreTrainedModel, tokenizer: Any = None) -> list[Tokens]:
+    """Return the token sequences of a calibration, checked against the model.
+
+    `calibration` is a list of texts, of pairs of texts, or of token ids; None is a small built-in
+    English text, and a warning says so.
+    """
+    if calibration is None:
+        if tokenizer is None:
+            raise ValueError(
+                "calibration: no text given, and no tokenizer is found with the model to read the "
+                "built-in one; pass texts and a tokenizer, or token ids"
+            )
+        warnings.warn(
+            f"no calibration given: the scores are fitted on {len(SENTENCES)} built-in English "
+            "sentences; text like that the model will see is better",
+            stacklevel=3,
+        )
+        calibration = default_texts()
+    if isinstance(calibration, (str, bytes)) or not isinstance(calibration, Sequence):
+        raise TypeError(
+            "calibration: expected a list of texts, of pairs of texts or of token ids, "
+            f"got {type(calibration).__name__}; split a long text into a list"
+        )
+    if len(calibration) == 0:
+        raise ValueError("calibration: expected some texts, got an empty list")
+    found = [_tokens(item, model, tokenizer) for item in calibration]
+    _check(found, model, tokenizer)
+    return found
+
+
+def default_texts() -> list[str]:
+    """Return the built-in sentences, and some paragraphs made of them for longer offsets."""
+    texts = list(SENTENCES)
+    for size in (2, 3, 5, 8):
+        texts += [" ".join(SENTENCES[i : i + size]) for i in range(0, len(SENTENCES), 3 * size)]
+    return texts
+
+
+def load_tokenizer(model: PreTrainedModel) -> Any:
+    """Return the tokenizer that lies beside the model's weights, or None."""
+    from transformers import AutoTokenizer
+
+    name = getattr(model, "name_or_path", "")
+    if not name:
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def ends_of(sequences: list[Tokens], tokenizer: Any = None) -> Ends:
+    """Return the tokens that stand first and last in every sequence."""
+    special = set(getattr(tokenizer, "all_special_ids", []) or [])
+
+    def always(place: int) -> int:
+        found = {s.ids[place] for s in sequences}
+        alone = len(found) == 1 and (len(sequences) > 1 or not found.isdisjoint(special))
+        return found.pop() if alone else -1
+
+    return Ends(always(0), always(-1))
+
+
+def fold_vectors(
+    table: Float[Tensor, "positions dim"], sequences: list[Tokens], ends: Ends
+) -> Float[Tensor, "3 dim"]:
+    """Return what stands for the position vectors: of any token, of the last one, of the first one.
+
+    Each is the mean of the table over the places where such tokens really stand, so that what a
+    position vector says besides the order stays in the model.
+    """
+    kinds: list[list[int]] = [[], [], []]
+    for sequence in sequences:
+        for place, token in enumerate(sequence.ids):
+            kind = 2 if token == ends.first else 1 if token == ends.last else 0
+            kinds[kind].append(place)
+    means = []
+    for places in kinds:
+        used = torch.tensor(places or kinds[0], device=table.device)
+        means.append(table[used].double().mean(0).to(table.dtype))
+    return torch.stack(means)
+
+
+def batches_of(
+    sequences: list[Tokens], model: PreTrainedModel, *, seed: int = 0, elements: int = ELEMENTS
+) -> list[Batch]:
+    """Return the sequences in padded batches of similar length, with some of their queries chosen.
+
+    All queries where they are few; of more, as many as keep one layer's weights below `elements`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    heads = int(model.config.num_attention_heads)
+    ordered = sorted(sequences, key=lambda s: len(s.ids))
+    groups = list(_groups(ordered, tokens=2048))
+    padded = sum(len(group) * len(group[-1].ids) for group in groups)
+    most = max(4, elements // (heads * padded))
+    pad_id = model.config.pad_token_id or 0
+    made = []
+    for group in groups:
+        length = len(group[-1].ids)
+        ids = torch.full((len(group), length), pad_id)
+        types = torch.zeros_like(ids)
+        mask = torch.zeros_like(ids)
+        for i, sequence in enumerate(group):
+            ids[i, : len(sequence.ids)] = torch.tensor(sequence.ids)
+            mask[i, : len(sequence.ids)] = 1
+            if sequence.types is not None:
+                types[i, : len(sequence.ids)] = torch.tensor(sequence.types)
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        if any(s.types is not None for s in group):
+            inputs["token_type_ids"] = types
+        rows = torch.randperm(length, generator=generator)[:most].sort().values
+        device = next(model.parameters()).device
+        made.append(
+            Batch(
+                {name: value.to(device) for name, value in inputs.items()},
+                rows.to(device),
+                mask[:, rows].bool().to(device),
+            )
+        )
+    return made
+
+
+def _groups(ordered: list[Tokens], tokens: int) -> Iterator[list[Tokens]]:
+    group: list[Tokens] = []
+    for sequence in ordered:
+        too_long = group and len(sequence.ids) > 1.3 * len(group[0].ids) + 4
+        if too_long or (len(group) + 1) * len(sequence.ids) > tokens:
+            if group:
+                yield group
+            group = []
+        group.append(sequence)
+    yield group
+
+
+def _tokens(item: Any, model: PreTrainedModel, tokenizer: Any) -> Tokens:
+    limit = length_limit(model)
+    if isinstance(item, Mapping):
+        types = item.get("token_type_ids")
+        return Tokens(_ints(item["input_ids"])[:limit], None if types is None else _ints(types))
+    if isinstance(item, str) or (
+        isinstance(item, (tuple, list)) and item and all(isinstance(x, str) for x in item)
+    ):
+        if tokenizer is None:
+            raise ValueError(
+                "calibration: texts need the model's tokenizer, and none is found beside the "
+                "model; pass tokenizer=…, or token ids"
+            )
+        parts = (item,) if isinstance(item, str) else tuple(item)
+        encoded = tokenizer(*parts, truncation=True, max_length=limit)
+        return Tokens(list(encoded["input_ids"]), encoded.get("token_type_ids"))
+    return Tokens(_ints(item)[:limit])
+
+
+def _ints(item: Any) -> list[int]:
+    values = item.tolist() if isinstance(item, Tensor) else list(item)
+    if not all(isinstance(v, int) for v in values):
+        raise TypeError("calibration: expected texts, pairs of texts, or lists of token ids")
+    return values
+
+
+def length_limit(model: PreTrainedModel) -> int:
+    """Return how many tokens the model takes."""
+    table = families.position_table(model)
+    if table is not None:
+        return table.embedding.num_embeddings - table.first_row
+    return int(getattr(model.config, "max_position_embeddings", 512) or 512)
+
+
+def _check(sequences: list[Tokens], model: PreTrainedModel, tokenizer: Any) -> None:
+    longest = max(len(s.ids) for s in sequences)
+    if longest < 3:
+        raise ValueError(
+            f"calibration: the longest text has {longest} tokens, and no order to learn from; "
+            "give texts like those that the model will see"
+        )
+    if min(len(s.ids) for s in sequences) == 0:
+        raise ValueError("calibration: an empty text is among them; leave it out")
+    words = model.get_input_embeddings().num_embeddings
+    highest = max(max(s.ids) for s in sequences)
+    if highest >= words:
+        raise ValueError(
+            f"calibration: token {highest} is not among the model's {words}; "
+            "these are tokens of another model's tokenizer"
+        )
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if unknown is not None:
+        total = sum(len(s.ids) for s in sequences)
+        share = sum(s.ids.count(unknown) for s in sequences) / total
+        if share > 0.25:
+            raise ValueError(
+                f"calibration: the tokenizer does not know {share:.0%} of the text; is it in "
+                "another language, or the tokenizer another model's?"
+            )

@@ -1,0 +1,87 @@
+"""What lies beside a saved model for people who do not have this package: code, and a card."""
+
+import json
+import os
+from importlib import resources
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+REMOTE = "modeling_tisa.py"
+
+
+def write_card(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
+    """Write README.md into the folder unless there is one."""
+    path = Path(folder) / "README.md"
+    if not path.exists():
+        path.write_text(card(model), encoding="utf-8")
+
+
+def card(model: PreTrainedModel) -> str:
+    """Return the model card."""
+    tisa = model.config.tisa
+    scores = sum(p.numel() for n, p in model.named_parameters() if "offset_scores" in n)
+    fold = sum(p.numel() for n, p in model.named_parameters() if n.endswith(".fold"))
+    origin = model.config.name_or_path or f"a {tisa['base_model_type']} model"
+    kept = {
+        "keep": "The model's own position embeddings are kept; the scores come on top of them.",
+        "replace": f"The model's position table ({tisa['replaced_parameters']:,} numbers) is left "
+        f"out; {fold:,} numbers stand for what of it had nothing to do with order. There is no "
+        "limit to the length of an input.",
+    }[tisa["positions"]]
+    start = {
+        "fit": "The scores were fitted to the attention of the model's own heads.",
+        "zero": "The scores began at 0, where they change nothing.",
+        "reference": "The scores began with the random kernels of the author's code.",
+    }[tisa["start"]]
+    return f"""---
+library_name: transformers
+tags:
+- tisa
+- {tisa["base_model_type"]}
+---
+
+# {Path(str(origin)).name} with translation-invariant self-attention
+
+Made from {Path(str(origin)).name} with the Python package tisa: every attention head adds a score
+of the offset between two tokens, f(k) = Σ a·exp(−|b|·(k − c)²), to its logits. {scores:,} numbers,
+{tisa["num_kernels"]} kernels per head. {kept} {start}
+
+```python
+import tisa.hf  # or trust_remote_code=True without the package
+from transformers import AutoModel
+
+model = AutoModel.from_pretrained("path/to/this/folder")
+```
+
+Method: Wennberg & Henter, "The Case for Translation-Invariant Self-Attention in Transformer-Based
+Language Models", ACL 2021.
+"""
+
+
+def write_remote_code(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
+    """Write the modelling code that `trust_remote_code=True` reads, and name it in the config."""
+    folder = Path(folder)
+    source = resources.files("tisa.hf").joinpath(REMOTE).read_text(encoding="utf-8")
+    (folder / REMOTE).write_text(source, encoding="utf-8")
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    module = REMOTE.removesuffix(".py")
+    config["auto_map"] = {"AutoConfig": f"{module}.TisaConfig"} | {
+        name: f"{module}.{name.replace('Auto', 'Tisa', 1)}" for name in auto_classes(model)
+    }
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def auto_classes(model: PreTrainedModel) -> list[str]:
+    """Return the Auto classes that give this model's class, and AutoModel."""
+    from transformers.models.auto import modeling_auto
+
+    found = ["AutoModel"]
+    for name in modeling_auto.__all__:
+        mapping = getattr(getattr(modeling_auto, name), "_model_mapping", None)
+        if not name.startswith("AutoModelFor") or mapping is None:
+            continue
+        if type(model.config) in mapping and mapping[type(model.config)] is type(model):
+            found.append(name)
+    return found

@@ -1,0 +1,165 @@
+"""A pretrained model in, the same model with scores of the offset out."""
+
+import copy
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from tisa.hf import families
+from tisa.hf.calibration import (
+    batches_of,
+    ends_of,
+    fold_vectors,
+    load_tokenizer,
+    tokens_of,
+)
+from tisa.hf.fit import fit_scores
+from tisa.hf.models import FORMAT, LIFTED, register_type, tisa_class
+from tisa.hf.modules import Folded
+
+Positions = Literal["keep", "replace"]
+Start = Literal["reference", "zero", "fit"]
+
+
+def convert(
+    model: PreTrainedModel,
+    *,
+    num_kernels: int = 5,
+    positions: Positions = "keep",
+    init: Start = "reference",
+    fold: bool = True,
+    shared: bool = False,
+    calibration: Any = None,
+    tokenizer: Any = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> PreTrainedModel:
+    """Return a converted copy of a transformers model; the model given stays as it was.
+
+    Args:
+        model: any model whose attention goes through transformers' attention interface, and MPNet.
+        num_kernels: S, kernels per head.
+        positions: "keep" adds scores to the positions that the model has (the paper's a);
+            "replace" leaves the learned position table out (its b), and the model takes any length.
+        init: "reference", the author's random kernels; "zero", which changes nothing yet; "fit",
+            kernels fitted to the model's own heads (with "replace").
+        fold: with "replace", keep what the position vectors say besides the order: one vector for
+            the token that always stands first, one for the last, one for all others.
+        shared: ALBERT: one scoring function for all passes, and not one for each.
+        calibration: texts, pairs of texts or token ids, like those the model will see; for "fit"
+            and for the fold. None: a small built-in English text, and a warning says so.
+        tokenizer: for calibration by text; by default the one that lies beside the model.
+        progress: called with (layers fitted, layers).
+    """
+    _check(model, num_kernels, positions, init, shared)
+    fold = fold and positions == "replace"
+    sequences, ends = None, None
+    if fold or init == "fit":
+        tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
+        sequences = tokens_of(calibration, model, tokenizer)
+        ends = ends_of(sequences, tokenizer)
+    described = {
+        "format": FORMAT,
+        "base_model_type": model.config.model_type,
+        "num_kernels": num_kernels,
+        "positions": positions,
+        "init": "zero" if init == "zero" else "reference",
+        "start": init,
+        "shared": shared,
+        "fold": fold,
+        "first_token_id": ends.first if ends else -1,
+        "last_token_id": ends.last if ends else -1,
+        "replaced_parameters": _table_size(model) if positions == "replace" else 0,
+    }
+    converted = _rebuilt(model, described)
+    if fold:
+        assert sequences is not None
+        assert ends is not None
+        _set_fold(converted, model, sequences, ends)
+    if init == "fit":
+        assert sequences is not None
+        fit_scores(converted, model, batches_of(sequences, model), progress=progress)
+    return converted.train(model.training)
+
+
+def _check(
+    model: PreTrainedModel, num_kernels: int, positions: str, init: str, shared: bool
+) -> None:
+    """Refuse what cannot be done, before anything is done."""
+    for name, value, allowed in (
+        ("positions", positions, ("keep", "replace")),
+        ("init", init, ("reference", "zero", "fit")),
+    ):
+        if value not in allowed:
+            raise ValueError(f"convert: {name} must be one of {', '.join(allowed)}, got {value!r}")
+    if num_kernels < 0:
+        raise ValueError(f"convert: num_kernels must be 0 or more, got {num_kernels}")
+    reason = families.reason_against(model, positions)
+    if reason is not None:
+        raise ValueError(f"convert: this model cannot be converted: {reason}")
+    if init == "fit" and positions == "keep":
+        raise ValueError(
+            'convert: init="fit" copies what the positions do, and with positions="keep" they do '
+            'it still; take positions="replace", or init="zero"'
+        )
+    if shared and not families.is_albert(model):
+        raise ValueError(
+            "convert: shared=True is for ALBERT, whose passes share one layer; "
+            f"the layers of {type(model).__name__} have weights of their own"
+        )
+    table = families.position_table(model)
+    words = model.get_input_embeddings()
+    width = words.embedding_dim if table is None else table.embedding.embedding_dim
+    if positions == "replace" and width != words.embedding_dim:
+        raise ValueError(
+            f"convert: position vectors are {width} wide and word vectors {words.embedding_dim}, "
+            'a projection between them; only positions="keep" works here'
+        )
+
+
+def _table_size(model: PreTrainedModel) -> int:
+    table = families.position_table(model)
+    size = 0 if table is None else table.embedding.weight.numel()
+    for module in model.modules():
+        if hasattr(module, "relative_attention_bias"):
+            size += module.relative_attention_bias.weight.numel()
+    return size
+
+
+def _rebuilt(model: PreTrainedModel, described: dict[str, Any]) -> PreTrainedModel:
+    """Return the converted class with the model's weights, on its device and in its dtype."""
+    register_type(model.config.model_type)
+    cls = tisa_class(type(model))
+    values = copy.deepcopy(model.config.to_dict())
+    values.pop("model_type", None)
+    config = cls.config_class.from_dict(values)
+    config.name_or_path = model.config.name_or_path
+    config.tisa = described
+    if described["positions"] == "replace":
+        config.max_position_embeddings = LIFTED
+    with torch.device(model.device):
+        converted = cls._from_config(config, dtype=model.dtype, attn_implementation="tisa")
+    state = model.state_dict()
+    missing, unexpected = converted.load_state_dict(state, strict=False)
+    allowed = set(families.TABLES) | {"relative_attention_bias"}
+    lost = [k for k in unexpected if not allowed & set(k.split("."))]
+    new = [k for k in missing if "offset_scores" not in k and not k.endswith(".fold")]
+    assert not lost, lost
+    assert not new, new
+    converted.tie_weights()
+    if model.can_generate():
+        converted.generation_config = copy.deepcopy(model.generation_config)
+    return converted
+
+
+def _set_fold(
+    converted: PreTrainedModel, model: PreTrainedModel, sequences: Any, ends: Any
+) -> None:
+    table = families.position_table(model)
+    assert table is not None
+    rows = table.embedding.weight.detach()[table.first_row :]
+    words = converted.get_input_embeddings()
+    assert isinstance(words, Folded)
+    with torch.no_grad():
+        words.fold.copy_(fold_vectors(rows, sequences, ends))

@@ -1,0 +1,48 @@
+"""A small English text to calibrate on where none is given: plain sentences of many lengths."""
+
+SENTENCES = (
+    "She opened the window.",
+    "Where did you put the keys?",
+    "The train was late again this morning.",
+    "It rained all night, and the river rose by half a metre.",
+    "A small dog ran across the street and stopped in front of the bakery.",
+    "He said that he would call, but he never did.",
+    "The committee has not yet decided whether the bridge should be repaired or replaced.",
+    "Two hundred people work in the factory on the hill.",
+    "If you heat water to a hundred degrees, it boils.",
+    "My sister bought the blue car, not the red one.",
+    "The red one was bought by my neighbour, who had wanted it for years.",
+    "In 1969 three men flew to the moon, and two of them walked on it.",
+    "Please send the report to Anna before Friday, and a copy to me.",
+    "Not everyone who was invited came to the wedding.",
+    "The cat that the dog chased hid under the old wooden table.",
+    "The results, which were published last week, show a slight increase in prices.",
+    "Can the new model answer questions that the old one could not?",
+    "First mix the flour with the butter, then add the eggs, the sugar and a little salt.",
+    "Nobody knows how many species live in the deepest parts of the ocean.",
+    "The teacher praised the student because she had solved the problem in an unusual way.",
+    "After the war the city was rebuilt with the same streets and the same names.",
+    "Light travels faster than sound, so we see the flash before we hear the thunder.",
+    "Prices fell in the spring, rose in the summer, and have been stable since October.",
+    "The man with the grey hat gave the woman in the corner an envelope.",
+    "Old letters, photographs and a broken watch were all that was left in the drawer.",
+    "There is no evidence that the treatment works better than a glass of water.",
+    "To be fair, the second half of the film is much better than the first.",
+    "The book is on the shelf above the desk, between the dictionary and the atlas.",
+    "We walked for six hours through the forest without meeting a single person.",
+    "According to the police, the driver lost control of the vehicle on the wet road.",
+    "She speaks French and Italian, understands German, and is learning Japanese.",
+    "A program that was written in an afternoon may have to be maintained for twenty years.",
+    "Most of the islands in the north have no roads, and boats are the only way to get there.",
+    "The company announced on Monday that its chief executive would step down in March.",
+    "What he remembered best was the smell of the sea and the noise of the gulls at dawn.",
+    "The experiment was repeated three times, each time with a fresh sample, and gave the same "
+    "answer.",
+    "Children under twelve travel free, while students and pensioners pay half the normal fare.",
+    "Although the museum is small, it has one of the finest collections of maps in the country, "
+    "and the guides are happy to explain them.",
+    "When the last guests had left, he washed the glasses, put out the lights, locked the door, "
+    "and walked slowly home along the canal.",
+    "The parliament, which had been elected only a few months earlier, was dissolved after the "
+    "coalition failed to agree on a budget for the following year.",
+)

@@ -1,0 +1,262 @@
+"""A converted model trained towards the one it came from: scores and folded vectors alone."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import cosine_similarity, kl_div, log_softmax
+from transformers import PreTrainedModel
+
+from tisa.hf.calibration import Batch, Tokens, batches_of, load_tokenizer, tokens_of
+from tisa.hf.parameters import is_score
+from tisa.shapes import Tensor
+
+# Of an input's tokens, for models with an MLM head.
+MASKED, MASKED_WEIGHT = 0.15, 10.0
+
+
+class Progress(NamedTuple):
+    """Where a distillation stands: steps taken, seconds spent, the last step's loss."""
+
+    step: int
+    seconds: float
+    loss: float
+
+
+def distil(
+    converted: PreTrainedModel,
+    original: PreTrainedModel,
+    texts: Any,
+    *,
+    steps: int = 60,
+    minutes: float | None = None,
+    tokenizer: Any = None,
+    scores_lr: float = 0.05,
+    fold_lr: float = 0.002,
+    mask_token_id: int | None = None,
+    seed: int = 0,
+    checkpoint: str | Path | None = None,
+    accelerator: Any = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> list[float]:
+    """Train the scores and folded vectors of a converted model in place; return the losses.
+
+    The target is the original's last hidden states and their mean or, where both have an MLM head
+    and a mask token is known, its logits, masked tokens counting ten times. Adam, rates falling
+    linearly to 0, gradients clipped at 1. A progress bar is drawn where `rich` is installed.
+
+    Args:
+        converted: from `convert`; on the device where it is to be trained.
+        original: the model that it came from, on the same device.
+        texts: unlabelled texts, pairs or token ids, as for `convert`.
+        steps: at most so many steps.
+        minutes: at most so long; the rates then fall with the time.
+        tokenizer: by default the one beside the original.
+        scores_lr: rate of the kernels.
+        fold_lr: rate of the folded vectors.
+        mask_token_id: by default the tokenizer's.
+        seed: of the order of the batches and of the masked places.
+        checkpoint: a file to write after every tenth step and to go on from if it is there.
+        accelerator: an `accelerate.Accelerator`, for several processes.
+        progress: called after each step, instead of the bar.
+    """
+    if steps < 1:
+        raise ValueError(f"distil: steps must be 1 or more, got {steps}")
+    if minutes is not None and minutes <= 0:
+        raise ValueError(f"distil: minutes must be above 0, got {minutes}")
+    tokenizer = load_tokenizer(original) if tokenizer is None else tokenizer
+    sequences = tokens_of(texts, original, tokenizer)
+    if mask_token_id is None:
+        mask_token_id = getattr(tokenizer, "mask_token_id", None)
+    masked = mask_token_id is not None and type(original).__name__.endswith("ForMaskedLM")
+    trained = {n: p for n, p in converted.named_parameters() if is_score(n)}
+    if not trained:
+        raise ValueError("distil: converted has no scores; pass what tisa.hf.convert returned")
+    batches = _batches(sequences, original, seed)
+    state = _State(trained, scores_lr, fold_lr, checkpoint)
+    student: Any = converted
+    if accelerator is not None:
+        student, state.optimizer = accelerator.prepare(converted, state.optimizer)
+    began = time.perf_counter() - state.seconds
+    with _only(converted, trained), _still(converted, original), _bar(steps, progress) as told:
+        while state.step < steps:
+            spent = time.perf_counter() - began
+            if minutes is not None and spent >= 60 * minutes:
+                break
+            done = state.step / steps
+            state.rate(1 - max(done, spent / (60 * minutes) if minutes else 0.0))
+            batch = batches[state.step % len(batches)]
+            generator = torch.Generator().manual_seed(seed + state.step)
+            mask = mask_token_id if masked else None
+            loss = _loss(student, original, batch, mask, generator)
+            if accelerator is not None:
+                accelerator.backward(loss)
+            else:
+                loss.backward()
+            state.advance(trained, float(loss.detach()), time.perf_counter() - began)
+            told(Progress(state.step, state.seconds, state.losses[-1]))
+            if state.step % 10 == 0 or state.step == steps:
+                state.write(trained)
+    return state.losses
+
+
+class _State:
+    """Optimiser, place and losses, which a checkpoint keeps."""
+
+    def __init__(
+        self, trained: dict[str, nn.Parameter], scores_lr: float, fold_lr: float, path: Any
+    ) -> None:
+        fold = [p for n, p in trained.items() if n.endswith(".fold")]
+        scores = [p for n, p in trained.items() if not n.endswith(".fold")]
+        groups = [{"params": scores, "lr": scores_lr}, {"params": fold, "lr": fold_lr}]
+        self.rates = [scores_lr, fold_lr] if fold else [scores_lr]
+        self.optimizer: Any = torch.optim.Adam(groups[: len(self.rates)])
+        self.step, self.seconds, self.losses = 0, 0.0, list[float]()
+        self.path = None if path is None else Path(path)
+        if self.path is not None and self.path.exists():
+            self._read(trained)
+
+    def rate(self, share: float) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * max(0.0, share)
+
+    def advance(self, trained: dict[str, nn.Parameter], loss: float, seconds: float) -> None:
+        torch.nn.utils.clip_grad_norm_(list(trained.values()), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step, self.seconds = self.step + 1, seconds
+        self.losses.append(loss)
+
+    def write(self, trained: dict[str, nn.Parameter]) -> None:
+        if self.path is None:
+            return
+        kept = {
+            "weights": {n: p.detach() for n, p in trained.items()},
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "losses": self.losses,
+        }
+        # Whole or not at all: the name is given only to a finished file.
+        unfinished = self.path.with_suffix(".unfinished")
+        torch.save(kept, unfinished)
+        unfinished.replace(self.path)
+
+    def _read(self, trained: dict[str, nn.Parameter]) -> None:
+        assert self.path is not None
+        kept = torch.load(self.path, weights_only=True, map_location="cpu")
+        if set(kept["weights"]) != set(trained):
+            raise ValueError(
+                f"distil: checkpoint {self.path} is of another model; name another file"
+            )
+        with torch.no_grad():
+            for name, value in kept["weights"].items():
+                trained[name].copy_(value)
+        self.optimizer.load_state_dict(kept["optimizer"])
+        self.step, self.seconds = kept["step"], kept["seconds"]
+        self.losses = list(kept["losses"])
+
+
+def _batches(sequences: list[Tokens], model: PreTrainedModel, seed: int) -> list[Batch]:
+    """Return small batches in a random order, those of one length together."""
+    made = list(
+        itertools.chain.from_iterable(
+            batches_of(part, model, elements=1)
+            for part in _parts(sorted(sequences, key=lambda s: len(s.ids)), 32)
+        )
+    )
+    order = torch.randperm(len(made), generator=torch.Generator().manual_seed(seed)).tolist()
+    return [made[i] for i in order]
+
+
+def _parts(sequences: list[Tokens], size: int) -> Iterator[list[Tokens]]:
+    for start in range(0, len(sequences), size):
+        yield sequences[start : start + size]
+
+
+def _loss(
+    student: PreTrainedModel,
+    teacher: PreTrainedModel,
+    batch: Batch,
+    mask_token_id: int | None,
+    generator: torch.Generator,
+) -> Tensor:
+    inputs = dict(batch.inputs)
+    real = inputs["attention_mask"].bool()
+    if mask_token_id is None:
+        with torch.no_grad():
+            wanted = _hidden(teacher, inputs)
+        found = _hidden(student, inputs)
+        error = ((found - wanted)[real] ** 2).sum() / (wanted[real] ** 2).sum()
+        weight = real.unsqueeze(-1).to(found.dtype)
+        ours, theirs = ((x * weight).sum(1) / weight.sum(1) for x in (found, wanted))
+        return error + (1 - cosine_similarity(ours, theirs, dim=-1)).mean()
+    chosen = torch.rand(real.shape, generator=generator).to(real.device) < MASKED
+    # Not the ends, which are always the same.
+    chosen &= real & real.roll(1, 1) & real.roll(-1, 1)
+    inputs["input_ids"] = inputs["input_ids"].masked_fill(chosen, mask_token_id)
+    with torch.no_grad():
+        target = log_softmax(teacher(**inputs).logits.float(), -1)
+    logs = log_softmax(student(**inputs).logits.float(), -1)
+    each = kl_div(logs, target, reduction="none", log_target=True).sum(-1)
+    weights = real + (MASKED_WEIGHT - 1) * chosen
+    return (each * weights).sum() / weights.sum()
+
+
+def _hidden(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Return the last hidden states, whatever stands on top of them."""
+    found = model(**inputs, output_hidden_states=True)
+    hidden = getattr(found, "last_hidden_state", None)
+    return (found.hidden_states[-1] if hidden is None else hidden).float()
+
+
+@contextmanager
+def _only(model: nn.Module, trained: dict[str, nn.Parameter]) -> Iterator[None]:
+    """Let only these parameters have gradients, and put everything back."""
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+    try:
+        yield
+    finally:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(before[name])
+
+
+@contextmanager
+def _still(*models: nn.Module) -> Iterator[None]:
+    """Keep dropout out of it, and put everything back."""
+    before = [model.training for model in models]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for model, training in zip(models, before, strict=True):
+            model.train(training)
+
+
+@contextmanager
+def _bar(
+    steps: int, progress: Callable[[Progress], None] | None
+) -> Iterator[Callable[[Progress], None]]:
+    if progress is not None:
+        yield progress
+        return
+    try:
+        from rich.progress import Progress as Bar
+    except ModuleNotFoundError:
+        yield lambda told: None
+        return
+    with Bar(transient=True) as bar:
+        task = bar.add_task("distil", total=steps)
+
+        def draw(told: Progress) -> None:
+            bar.update(task, completed=told.step, description=f"distil, loss {told.loss:.4f}")
+
+        yield draw

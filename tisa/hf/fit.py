@@ -1,0 +1,268 @@
+"""Scores from a model's own heads: layer by layer, so that attention stays what it was.
+
+For each layer in turn, on the converted model's own activations: a free score per offset that
+brings each head's attention nearest to the original's (KL divergence, convex), kernels for that
+curve (`tisa.fitting`), and refinement of the kernels against the same divergence. Nothing is
+propagated through the network.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from tisa.fitting import BROADEST, SHARPEST, Kernels, fit_kernels
+from tisa.hf import families
+from tisa.hf.calibration import Batch
+from tisa.hf.modules import OwnScores
+from tisa.scoring import TISA
+from tisa.shapes import Float, Int, Tensor
+
+TABLE_STEPS, KERNEL_STEPS = 100, 120
+
+
+class _Enough(Exception):  # noqa: N818
+    """The layer that was waited for has been seen."""
+
+
+class Aim:
+    """One layer's attention: the original's weights, the converted model's bare logits."""
+
+    def __init__(self, content: list[Tensor], target: list[Tensor], batches: list[Batch]) -> None:
+        self.parts = []
+        self.length = max(t.shape[-1] for t in target)
+        total = sum(int(b.valid.sum()) for b in batches)
+        heads = content[0].shape[1]
+        self.mass = content[0].new_zeros(heads, 2 * self.length - 1)
+        self.constant = content[0].new_zeros(heads)
+        for logits, weights, batch in zip(content, target, batches, strict=True):
+            keys = torch.arange(logits.shape[-1], device=logits.device)
+            entries = keys - batch.rows[:, None] + (self.length - 1)
+            share = batch.valid[:, None, :].to(logits.dtype) / total
+            weights = weights * share.unsqueeze(-1)
+            self.parts.append((logits, entries, share))
+            self.mass.index_add_(1, entries.flatten(), weights.sum(0).flatten(1))
+            known = (weights / share.unsqueeze(-1).clamp_min(1e-30)).clamp_min(1e-12).log()
+            self.constant += (weights * (known - logits)).sum((0, 2, 3))
+
+    @property
+    def offsets(self) -> Int[Tensor, " span"]:
+        """Return the offsets of a curve."""
+        return torch.arange(-(self.length - 1), self.length, device=self.mass.device)
+
+    def divergence(
+        self, curve: Float[Tensor, "heads span"]
+    ) -> tuple[Float[Tensor, " heads"], Float[Tensor, "heads span"]]:
+        """Return each head's KL divergence and its gradient by the curve.
+
+        With A the original's weights and Z = logits + curve it is ΣA·(ln A − Z) + Σ ln Σ exp Z. Of
+        the curve only the mass that A has at each offset matters in the first sum, and the
+        gradient is the difference of the masses.
+        """
+        loss = self.constant - (self.mass * curve).sum(-1)
+        gradient = -self.mass
+        for logits, entries, share in self.parts:
+            scored = logits + curve[:, entries]
+            total = scored.logsumexp(-1)
+            loss = loss + (share * total).sum((0, 2))
+            found = scored.sub_(total.unsqueeze(-1)).exp_().mul_(share.unsqueeze(-1))
+            gradient.index_add_(1, entries.flatten(), found.sum(0).flatten(1))
+        return loss, gradient
+
+    def best_curve(self) -> Float[Tensor, "heads span"]:
+        """Return the free curve of least divergence, by Adam with a falling rate."""
+        curve = torch.zeros_like(self.mass)
+        _descend([curve], lambda: [self.divergence(curve)[1]], TABLE_STEPS, [0.2])
+        return curve
+
+
+def fit_scores(
+    converted: PreTrainedModel,
+    original: PreTrainedModel,
+    batches: list[Batch],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Float[Tensor, " heads"]]:
+    """Set the scores of a converted model to those of the original's heads, in place.
+
+    Returns the divergence that is left of each head, one tensor for each layer or pass.
+    """
+    with _evaluating(original), _evaluating(converted), torch.no_grad():
+        targets = attention_weights(original, batches)
+        places = score_places(converted)
+        left = []
+        groups = _grouped(places)
+        for done, (module, index, layers) in enumerate(groups):
+            content = [x for layer in layers for x in _content(converted, batches, module, layer)]
+            wanted = [x for layer in layers for x in targets[layer]]
+            aim = Aim(content, wanted, batches * len(layers))
+            scoring = module.offset_scores[index]
+            left.append(_fit_one(scoring, aim))
+            if progress is not None:
+                progress(done + 1, len(groups))
+        return left
+
+
+def score_places(model: PreTrainedModel) -> list[tuple[OwnScores, int, int]]:
+    """Return (module, number of its scoring function, layer) for every layer or pass in order."""
+    modules = [m for m in model.modules() if isinstance(m, OwnScores)]
+    if not families.is_albert(model):
+        return [(m, 0, layer) for layer, m in enumerate(modules)]
+    config = model.config
+    places: list[tuple[OwnScores, int, int]] = []
+    inner = len(modules) // config.num_hidden_groups
+    for index in range(config.num_hidden_layers):
+        group = int(index / (config.num_hidden_layers / config.num_hidden_groups))
+        for module in modules[group * inner : (group + 1) * inner]:
+            number = index if len(module.offset_scores) > 1 else 0
+            places.append((module, number, len(places)))
+    return places
+
+
+def attention_weights(model: PreTrainedModel, batches: list[Batch]) -> list[list[Tensor]]:
+    """Return the attention weights of the chosen queries, by layer and batch."""
+    found: list[list[Tensor]] = []
+    for batch in batches:
+        weights = model.base_model(**batch.inputs, output_attentions=True).attentions
+        for layer, one in enumerate(weights):
+            if layer == len(found):
+                found.append([])
+            found[layer].append(one[:, :, batch.rows].float())
+    return found
+
+
+def _grouped(places: list[tuple[OwnScores, int, int]]) -> list[tuple[OwnScores, int, list[int]]]:
+    """Return each scoring function once, with all layers that use it."""
+    groups: dict[tuple[int, int], tuple[OwnScores, int, list[int]]] = {}
+    for module, index, layer in places:
+        groups.setdefault((id(module), index), (module, index, []))[2].append(layer)
+    return list(groups.values())
+
+
+def _content(
+    model: PreTrainedModel, batches: list[Batch], module: OwnScores, layer: int
+) -> list[Tensor]:
+    """Return the logits without scores of the chosen queries in one layer, by batch."""
+    found: list[Tensor] = []
+    shared = families.is_albert(model)
+
+    def look(
+        module: nn.Module, query: Tensor, key: Tensor, mask: Any, scaling: Any, kwargs: Any
+    ) -> None:
+        inner = _passes_before(model, module)
+        if shared and kwargs.get("tisa_pass", 0) * inner[1] + inner[0] != layer:
+            return
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        rows = batch.rows
+        logits = (query[:, :, rows] @ key.mT).float() * scale
+        if isinstance(mask, Tensor):
+            logits = logits + (mask[:, :, rows] if mask.shape[-2] > 1 else mask).float()
+        found.append(logits.clamp_min(-1e30))
+        raise _Enough
+
+    module.observer = look
+    try:
+        for batch in batches:
+            try:
+                model.base_model(**batch.inputs)
+            except _Enough:
+                continue
+    finally:
+        module.observer = None
+    return found
+
+
+def _passes_before(model: PreTrainedModel, module: nn.Module) -> tuple[int, int]:
+    """Return which of its group's modules this one is, and how many there are."""
+    modules = [m for m in model.modules() if isinstance(m, OwnScores)]
+    inner = max(1, len(modules) // int(getattr(model.config, "num_hidden_groups", 1)))
+    return next(i for i, m in enumerate(modules) if m is module) % inner, inner
+
+
+def _fit_one(scoring: nn.Module, aim: Aim) -> Float[Tensor, " heads"]:
+    assert isinstance(scoring, TISA)
+    if scoring.num_kernels == 0:
+        return aim.divergence(scoring.scores(aim.offsets))[0]
+    curve = aim.best_curve()
+    # An offset counts by the attention that it carries, in the original or with this curve.
+    mass = aim.mass + aim.divergence(curve)[1] / 2
+    kernels = fit_kernels(
+        curve, aim.offsets, scoring.num_kernels, weights=mass + 1e-9, up_to_constant=True
+    )
+    kernels, left = _refined(kernels, aim)
+    scoring.kernel_amplitudes.copy_(kernels.amplitude)
+    scoring.kernel_sharpness.copy_(kernels.sharpness)
+    scoring.kernel_offsets.copy_(kernels.offset)
+    return left
+
+
+def _refined(kernels: Kernels, aim: Aim) -> tuple[Kernels, Float[Tensor, " heads"]]:
+    """Return the kernels after descent on the divergence, each head's best, and what is left."""
+    a, b, c = (part.float().clone() for part in kernels)
+    log_b = b.clamp(BROADEST, SHARPEST).log()
+    offsets = aim.offsets
+    low, high = float(offsets.min()), float(offsets.max())
+    nothing = torch.zeros_like(a)
+    best = [nothing.clone(), b.clone(), c.clone()]
+    # No scores at all are the first candidate: half of a model's heads need none.
+    least = aim.divergence(Kernels(nothing, b, c).curve(offsets))[0]
+
+    def gradients() -> list[Tensor]:
+        with torch.enable_grad():
+            leaves = [part.detach().requires_grad_() for part in (a, log_b, c)]
+            curve = Kernels(leaves[0], leaves[1].exp(), leaves[2]).curve(offsets)
+        loss, by_curve = aim.divergence(curve.detach())
+        keep(loss)
+        return list(torch.autograd.grad(curve, leaves, by_curve))
+
+    def keep(loss: Tensor) -> None:
+        better = loss < least
+        least[better] = loss[better]
+        for kept, part in zip(best, (a, log_b.exp(), c), strict=True):
+            kept[better] = part[better]
+
+    def bound() -> None:
+        log_b.clamp_(torch.tensor(BROADEST).log(), torch.tensor(SHARPEST).log())
+        c.clamp_(low, high)
+
+    _descend([a, log_b, c], gradients, KERNEL_STEPS, [0.05, 0.05, 0.1], after=bound)
+    keep(aim.divergence(Kernels(a, log_b.exp(), c).curve(offsets))[0])
+    return Kernels(*best), least
+
+
+def _descend(
+    parts: list[Tensor],
+    gradients: Callable[[], list[Tensor]],
+    steps: int,
+    rates: list[float],
+    after: Callable[[], None] = lambda: None,
+) -> None:
+    """Take Adam steps in place, with rates that fall to a fiftieth."""
+    groups = [{"params": [part], "lr": rate} for part, rate in zip(parts, rates, strict=True)]
+    optimizer = torch.optim.Adam(groups, betas=(0.9, 0.95), eps=1e-7)
+    for step in range(steps):
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * (1 - 0.98 * step / steps)
+        for part, gradient in zip(parts, gradients(), strict=True):
+            part.grad = gradient
+        optimizer.step()
+        after()
+    for part in parts:
+        part.grad = None
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Evaluate in eager attention, and put everything back."""
+    training, implementation = model.training, model.config._attn_implementation
+    model.eval()
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.train(training)
+        model.set_attn_implementation(implementation)

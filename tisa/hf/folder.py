@@ -1,0 +1,221 @@
+"""A model's folder in, a converted model's folder out: what `tisa convert` does."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from tisa.hf.calibration import default_texts, length_limit, tokens_of
+from tisa.hf.convert import Positions, Start, convert
+from tisa.hf.distil import distil
+from tisa.hf.measure import cosine_by_length, masked_accuracy, order_match
+from tisa.hf.models import LIFTED, register_type, tisa_class
+
+# What a sentence encoder has beside its transformer; copied as it is.
+SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
+
+Score = Callable[[PreTrainedModel, Any], float]
+
+
+class Done(NamedTuple):
+    """A finished conversion: both models, and what was measured before and after."""
+
+    original: PreTrainedModel
+    converted: PreTrainedModel
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+def convert_folder(
+    model: str,
+    out: str | Path,
+    *,
+    positions: Positions = "replace",
+    init: Start = "fit",
+    num_kernels: int = 5,
+    fold: bool = True,
+    shared: bool = False,
+    texts: list[str] | None = None,
+    lengths: tuple[int, int] | None = None,
+    minutes: float | None = None,
+    measured: bool = False,
+    score: Score | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Done:
+    """Write the converted model of a folder or hub name into `out`, and return what was measured.
+
+    Args:
+        model: a folder, or a name on the hub.
+        out: the folder to write; it must not be there yet, and is there only when all is done.
+        positions: as for `convert`; so are `init`, `num_kernels`, `fold` and `shared`.
+        init: "fit", "zero" or "reference".
+        num_kernels: S.
+        fold: keep what position vectors say besides the order.
+        shared: ALBERT: one scoring function for all passes.
+        texts: to calibrate and distil on, and to measure on; half of them is held out for that.
+        lengths: (shortest, longest): calibrate on pieces of so many tokens, about.
+        minutes: distil so long.
+        measured: measure both models.
+        score: a score of one's own: (model, tokenizer) → number.
+        device: where to compute.
+        seed: of the pieces that are cut and of the distillation.
+        progress: called with (layers fitted, layers).
+    """
+    out = Path(out)
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"--out: {out} is there already; name a new folder")
+    original, tokenizer = load_stock(model)
+    original = original.to(device).eval()
+    used, held_out = _halves(texts)
+    calibration: list[str] | None = used
+    if lengths is not None:
+        longest = min(lengths[1], length_limit(original))
+        calibration = pieces(used or default_texts(), tokenizer, (lengths[0], longest), seed=seed)
+    converted = convert(
+        original, positions=positions, init=init, num_kernels=num_kernels, fold=fold,
+        shared=shared, calibration=calibration, tokenizer=tokenizer, progress=progress,
+    ).eval()  # fmt: skip
+    if minutes is not None:
+        distil(
+            converted, original, calibration or default_texts(), tokenizer=tokenizer,
+            steps=10_000, minutes=minutes, seed=seed,
+        )  # fmt: skip
+    before: dict[str, float] = {}
+    after: dict[str, float] = {}
+    if measured:
+        before, after = measurements(original, converted, tokenizer, held_out, score)
+    unfinished = out.with_name(out.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    save(converted, tokenizer, unfinished, beside=model)
+    if out.exists():
+        out.rmdir()
+    unfinished.rename(out)
+    return Done(original, converted, before, after)
+
+
+def load_stock(name: str) -> tuple[PreTrainedModel, Any]:
+    """Return the model in the class that its config names, and its tokenizer or None."""
+    config = AutoConfig.from_pretrained(name)
+    named = (getattr(config, "architectures", None) or [""])[0]
+    cls = getattr(transformers, named, AutoModel)
+    model = cls.from_pretrained(name)
+    try:
+        return model, AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError):
+        return model, None
+
+
+def load(name: str, **kwargs: Any) -> PreTrainedModel:
+    """Return a saved converted model in the class that it was saved in, whatever its type is.
+
+    The Auto classes do the same for the types that are registered with them from the start.
+    """
+    values, _ = PreTrainedConfig.get_config_dict(name)
+    described = values.get("tisa")
+    if not isinstance(described, dict):
+        raise ValueError(f"load: {name} is no converted model; make one with tisa.hf.convert")
+    register_type(described["base_model_type"])
+    stock = str((values.get("architectures") or [""])[0]).removeprefix("Tisa")
+    if not hasattr(transformers, stock):
+        return AutoModel.from_pretrained(name, **kwargs)
+    return tisa_class(getattr(transformers, stock)).from_pretrained(name, **kwargs)
+
+
+def save(converted: PreTrainedModel, tokenizer: Any, out: str | Path, *, beside: str = "") -> None:
+    """Save model and tokenizer; what makes a sentence encoder of `beside` comes along."""
+    out = Path(out)
+    converted.save_pretrained(out)
+    unlimited = converted.config.tisa["positions"] == "replace"
+    if tokenizer is not None:
+        limit = tokenizer.model_max_length
+        if unlimited:
+            tokenizer.model_max_length = LIFTED
+        try:
+            tokenizer.save_pretrained(out)
+        finally:
+            tokenizer.model_max_length = limit
+    folder = Path(beside)
+    if not beside or not (folder / "modules.json").is_file():
+        return
+    for name in SENTENCE_FILES:
+        if (folder / name).is_file():
+            shutil.copy(folder / name, out / name)
+    for module in json.loads((folder / "modules.json").read_text(encoding="utf-8")):
+        if module.get("path") and (folder / module["path"]).is_dir():
+            shutil.copytree(folder / module["path"], out / module["path"], dirs_exist_ok=True)
+    limits = out / "sentence_bert_config.json"
+    if unlimited and limits.is_file():
+        settings = json.loads(limits.read_text(encoding="utf-8"))
+        limits.write_text(json.dumps({**settings, "max_seq_length": LIFTED}), encoding="utf-8")
+
+
+def pieces(
+    texts: list[str], tokenizer: Any, lengths: tuple[int, int], *, count: int = 96, seed: int = 0
+) -> list[str]:
+    """Return pieces of the texts, their lengths in tokens spread evenly on a logarithmic scale."""
+    shortest, longest = lengths
+    if not 3 <= shortest <= longest:
+        raise ValueError(f"lengths must be 3 ≤ shortest ≤ longest, got {shortest} to {longest}")
+    words = " ".join(texts).split()
+    tokens = len(tokenizer(" ".join(words[:500]))["input_ids"]) / len(words[:500])
+    generator = random.Random(seed)
+    made = []
+    for _ in range(count):
+        wanted = shortest * (longest / shortest) ** generator.random()
+        size = max(3, round((wanted - 2) / tokens))
+        start = generator.randrange(max(1, len(words) - size))
+        made.append(" ".join(words[start : start + size]))
+    return made
+
+
+def measurements(
+    original: PreTrainedModel,
+    converted: PreTrainedModel,
+    tokenizer: Any,
+    texts: list[str],
+    score: Score | None = None,
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return what both models do on held-out texts, by name: before and after."""
+    before: dict[str, float] = {}
+    after: dict[str, float] = {}
+    if score is not None:
+        before["score"], after["score"] = (score(m, tokenizer) for m in (original, converted))
+    if tokenizer is None:
+        return before, after
+    mask = getattr(tokenizer, "mask_token_id", None)
+    if type(original).__name__.endswith("ForMaskedLM") and mask is not None:
+        sequences = tokens_of(texts, original, tokenizer)
+        for model, found in ((original, before), (converted, after)):
+            found["masked-token accuracy"] = masked_accuracy(model, sequences, mask)[0]
+    with torch.no_grad():
+        before["order-match"] = 1.0
+        after["order-match"] = order_match(converted, original, tokenizer, texts[:64])
+        longest = [*texts, *(" ".join(texts[i:]) for i in range(min(8, len(texts))))]
+        lengths = [n for n in (16, 64, 128, 256, 512) if n <= length_limit(original)]
+        by = cosine_by_length(converted, original, tokenizer, longest, lengths)
+    for length, value in by.items():
+        before[f"cosine to original at {length} tokens"] = 1.0
+        after[f"cosine to original at {length} tokens"] = value
+    return before, after
+
+
+def _halves(texts: list[str] | None) -> tuple[list[str] | None, list[str]]:
+    if texts is None:
+        return None, default_texts()
+    if len(texts) < 2:
+        raise ValueError(f"--text: expected some lines, got {len(texts)}; one text per line")
+    return texts[::2], texts[1::2]
