@@ -10,7 +10,7 @@ import transformers
 from typer.testing import CliRunner
 
 import tisa.hf
-from tiny import SIZES, inputs, logits, original, shake, token_lists
+from tiny import DECODERS, FAMILIES, SIZES, inputs, logits, original, shake, token_lists
 from tisa import cli
 from tisa.hf import measure
 from tisa.hf.export import export_onnx, export_program
@@ -65,8 +65,9 @@ def encoder(tmp_path_factory):
     return folder
 
 
-def test_trainer_fine_tunes_with_groups_of_our_own(tmp_path):
-    model = tisa.hf.convert(original("bert"), init="zero")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_trainer_fine_tunes_with_groups_of_our_own(name, tmp_path):
+    model = tisa.hf.convert(original(name), init="zero")
     data = [{"input_ids": x[:8], "labels": x[:8]} for x in TOKENS if len(x) >= 8]
     settings = transformers.TrainingArguments(
         output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=4, report_to=[],
@@ -83,7 +84,9 @@ def test_trainer_fine_tunes_with_groups_of_our_own(tmp_path):
     )
     trainer.train()
     scores = [p for n, p in model.named_parameters() if "kernel_amplitudes" in n]
-    assert all((p != 0).all() for p in scores)
+    # A kernel far after the query has nothing to look at in a causal model.
+    share = 0.2 if name in DECODERS else 1.0
+    assert all((p != 0).float().mean() >= share for p in scores)
     with pytest.raises(ValueError, match="no scores"):
         tisa.hf.parameter_groups(original("bert"), lr=1e-3)
 
