@@ -79,7 +79,7 @@ def timed(call):
 def minilm(args) -> dict:
     folder = model_folder("minilm", args.model)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    original = transformers.AutoModel.from_pretrained(folder).eval()
+    original = transformers.AutoModel.from_pretrained(folder).eval().to(args.device)
     dev, train = sts_b(args.data_dir, "dev"), sts_b(args.data_dir, "train")
     first, second = ([row[f"sentence{i}"] for row in dev] for i in (1, 2))
     gold = [float(row["score"]) for row in dev]
@@ -96,7 +96,7 @@ def minilm(args) -> dict:
         cosine = torch.cat([(a * b).sum(-1) for a, b in zip(ours, measured.theirs, strict=True)])
         rows.append({
             "variant": name,
-            "STS-B dev Spearman": float(spearmanr((ours[0] * ours[1]).sum(-1), gold)[0]),
+            "STS-B dev Spearman": float(spearmanr((ours[0] * ours[1]).sum(-1).cpu(), gold)[0]),
             "cosine to original": float(cosine.mean()),
             "order-match": measure.order_match(model, original, tokenizer, ordered),
             "order-match, shuffles": measure.order_match(
@@ -221,7 +221,7 @@ def rxnmapper(args) -> dict:
     missing, _ = original.load_state_dict(state, strict=False)
     assert not [k for k in missing if "decoder" not in k and "position_ids" not in k], missing
     original.tie_weights()
-    original.eval()
+    original.eval().to(args.device)
     mask = vocabulary["[MASK]"]
     rows = []
 
@@ -258,7 +258,7 @@ def rxnmapper(args) -> dict:
 def length(args) -> dict:
     folder = model_folder("minilm", args.model)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    original = transformers.AutoModel.from_pretrained(folder).eval()
+    original = transformers.AutoModel.from_pretrained(folder).eval().to(args.device)
     texts = articles(args.data_dir)
     random.Random(0).shuffle(texts)
     texts = [t for t in texts if len(t.split()) > 900]
@@ -275,7 +275,7 @@ def length(args) -> dict:
 
     def measured(name, model, **more):
         first, second = (measure.embeddings(model, tokenizer, part) for part in sts)
-        spearman = float(spearmanr((first * second).sum(-1), gold)[0])
+        spearman = float(spearmanr((first * second).sum(-1).cpu(), gold)[0])
         by = measure.cosine_by_length(model, original, tokenizer, held_out, most=32)
         rows.append(
             {"variant": name, "cosine by length": by, "STS-B dev Spearman": spearman, **more}
@@ -322,14 +322,13 @@ def long_documents(converted, original, tokenizer, texts, count) -> dict:
     ends = (tokenizer.cls_token_id, tokenizer.sep_token_id)
 
     def whole(ids):
-        given = torch.tensor([[ends[0], *ids, ends[1]]])
+        given = torch.tensor([[ends[0], *ids, ends[1]]], device=original.device)
         return normalize(converted(input_ids=given)[0].mean(1), dim=-1)[0]
 
     def averaged(ids):
         pieces = [ids[i : i + 510] for i in range(0, len(ids), 510) if len(ids[i : i + 510]) > 20]
-        means = [
-            original(input_ids=torch.tensor([[ends[0], *p, ends[1]]]))[0].mean(1) for p in pieces
-        ]
+        given = [torch.tensor([[ends[0], *p, ends[1]]], device=original.device) for p in pieces]
+        means = [original(input_ids=part)[0].mean(1) for part in given]
         return normalize(torch.cat(means).mean(0), dim=0)
 
     found = {"documents": len(halves)}
@@ -349,7 +348,7 @@ def long_documents(converted, original, tokenizer, texts, count) -> dict:
         for embed in (whole, averaged)
     )
     similar = ours @ theirs.T
-    others = similar[~torch.eye(len(pairs), dtype=torch.bool)]
+    others = similar[~torch.eye(len(pairs), dtype=torch.bool, device=similar.device)]
     found["2,048 tokens at once"] = {
         "documents": len(pairs),
         "cosine to the original's mean of pieces": float(similar.diagonal().mean()),
@@ -371,6 +370,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--kernels", type=int, default=5, help="length: S")
     parser.add_argument("--steps", type=int, default=90, help="length: of distillation")
     parser.add_argument("--documents", type=int, default=200)
@@ -385,6 +385,9 @@ def main() -> None:
     commit = git("rev-parse", "--short", "HEAD")
     if git("status", "--porcelain", "tisa", "runs"):
         commit += " with changes"
+    device = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    if args.device != "cpu":
+        device = torch.cuda.get_device_name(args.device)
     args.out.parent.mkdir(parents=True, exist_ok=True)
 
     def write(found: dict) -> None:
@@ -392,7 +395,7 @@ def main() -> None:
             "date": "2026-11-15",
             "command": f"{call} --data-dir DATA --out {args.out}",
             "commit": commit,
-            "device": f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+            "device": device,
             "load": os.getloadavg(),
             "versions": {
                 "torch": torch.__version__,

@@ -31,7 +31,10 @@ def attended(name="bert"):
     return model
 
 
-@pytest.mark.parametrize("name", ["bert", "albert", "mpnet", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    ["bert", "gpt2", *(pytest.param(n, marks=pytest.mark.full) for n in ("albert", "mpnet"))],
+)
 def test_fitted_attention_is_nearer_to_the_original(name):
     model = attended(name)
     settings = dict(positions="replace", calibration=TOKENS)

@@ -65,7 +65,13 @@ def encoder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in ("bert", "albert", "gpt2") else pytest.param(n, marks=pytest.mark.full)
+        for n in FAMILIES
+    ],
+)
 def test_trainer_fine_tunes_with_groups_of_our_own(name, tmp_path):
     model = tisa.hf.convert(original(name), init="zero")
     data = [{"input_ids": x[:8], "labels": x[:8]} for x in TOKENS if len(x) >= 8]
