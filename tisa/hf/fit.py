@@ -10,6 +10,7 @@ constant may stand anywhere, and go to 0 where the offsets seen end. So the cons
 that the curve's far ends stand at 0, and `Anchor` holds them there and beyond.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -293,7 +294,7 @@ def _refined(kernels: Kernels, aim: Aim, anchor: Anchor) -> tuple[Kernels, Float
             kept[better] = part[better]
 
     def bound() -> None:
-        log_b.clamp_(torch.tensor(BROADEST).log(), torch.tensor(SHARPEST).log())
+        log_b.clamp_(math.log(BROADEST), math.log(SHARPEST))
         c.clamp_(low, high)
 
     _descend([a, log_b, c], gradients, KERNEL_STEPS, [0.05, 0.05, 0.1], after=bound)
