@@ -130,20 +130,32 @@ def test_sentence_transformers_load_a_converted_encoder(encoder, tmp_path):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.unchecked
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["bert", pytest.param("albert", marks=pytest.mark.full)])
-def test_export_for_any_batch_and_length(name, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime", reason="a development dependency")
-    model = replaced(name)
-    program = export_program(model).module()
-    path = export_onnx(model, tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(str(path))
+def of_any_size(model):
+    """Yield inputs of several batches and lengths, which of their tokens are real, and logits."""
     for batch, length in ((1, 5), (3, 19), (4, 100)):
         given = inputs(batch, length, padded=length > 7)
         real = given["attention_mask"].bool()
-        expected = logits(model, **given)[real]
+        yield given, real, logits(model, **given)[real]
+
+
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore")
+def test_an_exported_program_takes_any_batch_and_length():
+    model = replaced()
+    program = export_program(model).module()
+    for given, real, expected in of_any_size(model):
         torch.testing.assert_close(program(*given.values())[real], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.unchecked
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["bert", "albert"])
+def test_onnx_takes_any_batch_and_length(name, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="a development dependency")
+    model = replaced(name)
+    session = onnxruntime.InferenceSession(str(export_onnx(model, tmp_path / "model.onnx")))
+    for given, real, expected in of_any_size(model):
         (found,) = session.run(None, {k: v.numpy() for k, v in given.items()})
         torch.testing.assert_close(torch.from_numpy(found)[real], expected, rtol=1e-3, atol=1e-3)
 
