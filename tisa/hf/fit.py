@@ -4,11 +4,16 @@ For each layer in turn, on the converted model's own activations: a free score p
 brings each head's attention nearest to the original's (KL divergence, convex), kernels for that
 curve (`tisa.fitting`), and refinement of the kernels against the same divergence. Nothing is
 propagated through the network.
+
+A softmax does not see a head's constant, and kernels are 0 far away: a curve that is fitted up to a
+constant may stand anywhere, and go to 0 where the offsets seen end. So the constant is chosen such
+that the curve's far ends stand at 0, and `Anchor` holds them there and beyond.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,13 +24,31 @@ from tisa.hf import families
 from tisa.hf.calibration import Batch
 from tisa.hf.modules import OwnScores
 from tisa.scoring import TISA
-from tisa.shapes import Float, Int, Tensor
+from tisa.shapes import Bool, Float, Int, Tensor
 
 TABLE_STEPS, KERNEL_STEPS = 100, 120
+# An end of the curve: the outermost offsets of a side, with so much of its pairs of tokens.
+END = 0.1
+# Where the curve must still be as at its end, in multiples of the last offset seen.
+BEYOND = (1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 2.5, 3.0, 4.0)
+# What a squared deviation of 1 costs there, in divergence.
+HOLD = 0.03
 
 
 class _Enough(Exception):  # noqa: N818
     """The layer that was waited for has been seen."""
+
+
+class Anchor(NamedTuple):
+    """What a head's curve must be at the far ends of the offsets seen and beyond them."""
+
+    offsets: Int[Tensor, " places"]
+    level: Float[Tensor, "heads places"]
+    weights: Float[Tensor, "heads places"]
+
+    def cost(self, kernels: Kernels) -> Float[Tensor, " heads"]:
+        """Return what each head's deviation costs."""
+        return (self.weights * (kernels.curve(self.offsets) - self.level) ** 2).sum(-1)
 
 
 class Aim:
@@ -38,6 +61,7 @@ class Aim:
         heads = content[0].shape[1]
         self.mass = content[0].new_zeros(heads, 2 * self.length - 1)
         self.constant = content[0].new_zeros(heads)
+        self.pairs = content[0].new_zeros(2 * self.length - 1)
         for logits, weights, batch in zip(content, target, batches, strict=True):
             keys = torch.arange(logits.shape[-1], device=logits.device)
             entries = keys - batch.rows[:, None] + (self.length - 1)
@@ -47,6 +71,8 @@ class Aim:
             self.mass.index_add_(1, entries.flatten(), weights.sum(0).flatten(1))
             known = (weights / share.unsqueeze(-1).clamp_min(1e-30)).clamp_min(1e-12).log()
             self.constant += (weights * (known - logits)).sum((0, 2, 3))
+            real = (logits[:, 0] > -1e29) * share[:, 0, :, None]
+            self.pairs.index_add_(0, entries.flatten(), real.sum(0).flatten())
 
     @property
     def offsets(self) -> Int[Tensor, " span"]:
@@ -77,6 +103,40 @@ class Aim:
         curve = torch.zeros_like(self.mass)
         _descend([curve], lambda: [self.divergence(curve)[1]], TABLE_STEPS, [0.2])
         return curve
+
+    def anchored(
+        self, curve: Float[Tensor, "heads span"]
+    ) -> tuple[Float[Tensor, "heads span"], Anchor]:
+        """Return the curve with its far ends at 0, by the attention they carry, and its anchor.
+
+        Ends of different height cannot both be 0; each is held where it is for as long as broad
+        kernels can.
+        """
+        # Offsets without any attention count a little, by the pairs of tokens that have them.
+        carried = self.mass + 1e-3 * self.pairs / self.pairs.sum()
+        ends = [end for side in (-1, 1) if (end := self._end(side)).any()]
+        shares = [torch.where(end, carried, 0.0) for end in ends]
+        carried = sum(shares, torch.zeros_like(carried))
+        curve = curve - (carried * curve).sum(-1, keepdim=True) / carried.sum(-1, keepdim=True)
+        places, levels, weights = [], [], []
+        for end, share in zip(ends, shares, strict=True):
+            share = share[:, end] / share.sum(-1, keepdim=True)
+            level = (share * curve[:, end]).sum(-1, keepdim=True)
+            seen = self.offsets[end]
+            last = int(seen[seen.abs().argmax()])
+            beyond = torch.tensor([last * m for m in BEYOND], device=seen.device).round().long()
+            places += [seen, beyond]
+            levels.append(level.expand(-1, len(seen) + len(beyond)))
+            weights += [share, torch.full_like(level, 1 / len(beyond)).expand(-1, len(beyond))]
+        anchor = Anchor(torch.cat(places), torch.cat(levels, 1), HOLD * torch.cat(weights, 1))
+        return curve, anchor
+
+    def _end(self, side: int) -> Bool[Tensor, " span"]:
+        """Return which offsets are the outermost of a side (−1: keys before the query)."""
+        outwards = side * self.offsets
+        seen = torch.where(outwards > 0, self.pairs, 0.0)
+        further = seen.flip(0).cumsum(0).flip(0) if side > 0 else seen.cumsum(0)
+        return (seen > 0) & (further - seen < END * seen.sum())
 
 
 def fit_scores(
@@ -187,20 +247,24 @@ def _fit_one(scoring: nn.Module, aim: Aim) -> Float[Tensor, " heads"]:
     assert isinstance(scoring, TISA)
     if scoring.num_kernels == 0:
         return aim.divergence(scoring.scores(aim.offsets))[0]
-    curve = aim.best_curve()
-    # An offset counts by the attention that it carries, in the original or with this curve.
+    curve, anchor = aim.anchored(aim.best_curve())
+    # An offset counts by the attention that it carries, in the original or with this curve; near
+    # its minimum the divergence is half the squared deviation.
     mass = aim.mass + aim.divergence(curve)[1] / 2
     kernels = fit_kernels(
-        curve, aim.offsets, scoring.num_kernels, weights=mass + 1e-9, up_to_constant=True
+        torch.cat((curve, anchor.level), 1),
+        torch.cat((aim.offsets, anchor.offsets)),
+        scoring.num_kernels,
+        weights=torch.cat((mass + 1e-9, 2 * anchor.weights), 1),
     )
-    kernels, left = _refined(kernels, aim)
+    kernels, left = _refined(kernels, aim, anchor)
     scoring.kernel_amplitudes.copy_(kernels.amplitude)
     scoring.kernel_sharpness.copy_(kernels.sharpness)
     scoring.kernel_offsets.copy_(kernels.offset)
     return left
 
 
-def _refined(kernels: Kernels, aim: Aim) -> tuple[Kernels, Float[Tensor, " heads"]]:
+def _refined(kernels: Kernels, aim: Aim, anchor: Anchor) -> tuple[Kernels, Float[Tensor, " heads"]]:
     """Return the kernels after descent on the divergence, each head's best, and what is left."""
     a, b, c = (part.float().clone() for part in kernels)
     log_b = b.clamp(BROADEST, SHARPEST).log()
@@ -209,29 +273,34 @@ def _refined(kernels: Kernels, aim: Aim) -> tuple[Kernels, Float[Tensor, " heads
     nothing = torch.zeros_like(a)
     best = [nothing.clone(), b.clone(), c.clone()]
     # No scores at all are the first candidate: half of a model's heads need none.
-    least = aim.divergence(Kernels(nothing, b, c).curve(offsets))[0]
+    none = Kernels(nothing, b, c)
+    left = aim.divergence(none.curve(offsets))[0]
+    least = left + anchor.cost(none)
 
     def gradients() -> list[Tensor]:
         with torch.enable_grad():
             leaves = [part.detach().requires_grad_() for part in (a, log_b, c)]
-            curve = Kernels(leaves[0], leaves[1].exp(), leaves[2]).curve(offsets)
+            tried = Kernels(leaves[0], leaves[1].exp(), leaves[2])
+            curve, cost = tried.curve(offsets), anchor.cost(tried)
         loss, by_curve = aim.divergence(curve.detach())
-        keep(loss)
-        return list(torch.autograd.grad(curve, leaves, by_curve))
+        keep(loss, cost.detach())
+        return list(torch.autograd.grad([curve, cost], leaves, [by_curve, torch.ones_like(cost)]))
 
-    def keep(loss: Tensor) -> None:
-        better = loss < least
-        least[better] = loss[better]
+    def keep(loss: Tensor, cost: Tensor) -> None:
+        better = loss + cost < least
+        least[better] = (loss + cost)[better]
+        left[better] = loss[better]
         for kept, part in zip(best, (a, log_b.exp(), c), strict=True):
             kept[better] = part[better]
 
     def bound() -> None:
-        log_b.clamp_(torch.tensor(BROADEST).log(), torch.tensor(SHARPEST).log())
+        log_b.clamp_(math.log(BROADEST), math.log(SHARPEST))
         c.clamp_(low, high)
 
     _descend([a, log_b, c], gradients, KERNEL_STEPS, [0.05, 0.05, 0.1], after=bound)
-    keep(aim.divergence(Kernels(a, log_b.exp(), c).curve(offsets))[0])
-    return Kernels(*best), least
+    last = Kernels(a, log_b.exp(), c)
+    keep(aim.divergence(last.curve(offsets))[0], anchor.cost(last))
+    return Kernels(*best), left
 
 
 def _descend(
