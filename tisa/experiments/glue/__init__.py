@@ -7,4 +7,12 @@ batches.py    batches of similar length
 cell.py       one cell of the table, and the grid of them
 record.py     what a finished run leaves behind
 training.py   one cell in, its record out
+store.py      a folder of records that many processes write to
+executors.py  where cells are run: here, in several processes
+sweep.py      a grid in, every cell's record in a folder
+plan.py       what a sweep will cost
+live.py       a sweep as one sees it
 """
+
+# Says which extra to install where transformers is not there.
+import tisa.hf  # noqa: F401
