@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 # Name of the command, which is that of its file here too; each has a function `command`.
-COMMANDS: tuple[str, ...] = ("analyze", "convert", "criteria", "glue")
+COMMANDS: tuple[str, ...] = ("analyze", "convert", "criteria", "glue", "report")
 
 # A user's mistake, or something missing on the machine: one sentence and exit code 2.
 MISTAKES = (ValueError, TypeError, OSError, ImportError)

@@ -12,6 +12,9 @@ executors.py  where cells are run: here, in several processes
 sweep.py      a grid in, every cell's record in a folder
 plan.py       what a sweep will cost
 live.py       a sweep as one sees it
+summary.py    records in, the numbers of Table 3 out
+tables.py     those numbers as Markdown, LaTeX, CSV
+figure.py     those numbers as a figure
 """
 
 # Says which extra to install where transformers is not there.
