@@ -41,6 +41,7 @@ RECORDS = [
     *record("cola", [26.0, 27.0, 29.0], num_kernels=5, positions="replace", init="fit", fold=True),
     *record("rte", [60.0], **STOCK),
     *record("rte", [61.0, 63.0], **GONE),
+    *record("rte", [59.0], **GONE, fold=True),
 ]
 
 
@@ -84,13 +85,15 @@ def test_the_tables_say_what_is_missing_and_how_many_seeds():
     assert a["S = 3"][1] == "missing"
     assert a["Δ (its S)"][0].startswith("+2.0 [")
     assert a["Δ (its S)"][0].endswith("(S = 3)")
-    assert a["Δ%"] == ["2.9", "–"]
+    assert a["Δ%"] == ["2.9", "missing"]
     assert b["lost by removing positions"][0].startswith("+20.0 [")
     assert b["lost by removing positions"][1] == "-2.0 *"
-    assert b["given back: folded, S = 5, fitted"] == ["80 %", "–"]
+    assert b["given back: folded, S = 5, fitted"] == ["80 %", "missing"]
     assert b["given back from folded on: folded, S = 5, fitted"][0] == "73 %"
+    # Nothing lost, so nothing to give back; one seed, so a loss that may be chance.
+    assert b["given back: folded"] == ["25 %", "–"]
     text = markdown(parts, RECORDS)
-    assert "24 runs, 0.24 hours" in text
+    assert "25 runs, 0.25 hours" in text
     assert "Matthews correlation" in text
     assert latex(parts).count(r"\begin{tabular}") == 2
     assert r"80 \%" in latex(parts)

@@ -102,16 +102,17 @@ class Part:
         room = 100 - self.entry(self.baseline, task).median
         return Gain(name, best, 100 * best.value / room if room > 0 else 0.0)
 
-    def loss(self, task: str) -> Difference | None:
+    def loss(self, task: str, base: str | None = None) -> Difference | None:
         """Return what removing positions costs: the original's median less the baseline's."""
-        return difference(self.original.get(task, MISSING), self.entry(self.baseline, task))
+        low = self.entry(self.baseline if base is None else base, task)
+        return difference(self.original.get(task, MISSING), low)
 
-    def loss_is_clear(self, task: str) -> bool:
-        """Return whether removing positions costs more than either spreads from seed to seed."""
-        loss = self.loss(task)
+    def loss_is_clear(self, task: str, base: str | None = None) -> bool:
+        """Return whether that costs more than either of the two spreads from seed to seed."""
+        loss = self.loss(task, base)
         if loss is None:
             return False
-        pair = (self.original[task], self.entry(self.baseline, task))
+        pair = (self.original[task], self.entry(self.baseline if base is None else base, task))
         return min(len(e.scores) for e in pair) > 1 and loss.value > max(
             e.high - e.low for e in pair
         )
@@ -121,9 +122,8 @@ class Part:
 
         None where a cell is missing, or nothing was lost.
         """
-        low = self.entry(self.baseline if base is None else base, task)
-        lost = difference(self.original.get(task, MISSING), low)
-        back = difference(self.entry(variant, task), low)
+        lost = self.loss(task, base)
+        back = self.difference(variant, task, base)
         if lost is None or back is None or lost.value <= 0:
             return None
         return 100 * back.value / lost.value

@@ -29,24 +29,20 @@ def rows(part: Part) -> list[tuple[str, list[str]]]:
     gains = [part.gain(task) for task in part.tasks]
     if any(gain is not None for gain in gains):
         found.append(
-            ("Δ (its S)", ["–" if g is None else f"{_signed(g.difference)} ({g.variant})"
+            ("Δ (its S)", [MISSING if g is None else f"{_signed(g.difference)} ({g.variant})"
                            for g in gains])
         )  # fmt: skip
-        found.append(("Δ%", ["–" if g is None else f"{g.percent:.1f}" for g in gains]))
+        found.append(("Δ%", [MISSING if g is None else f"{g.percent:.1f}" for g in gains]))
     if part.letter == "a":
         return found
     found.append(("lost by removing positions", [_loss(part, task) for task in part.tasks]))
     for cell in part.variants:
-        name = cell.variant
-        if name != part.baseline:
-            shares = [_share(part.given_back(name, task), part, task) for task in part.tasks]
-            found.append((f"given back: {name}", shares))
+        if cell.variant != part.baseline:
+            shares = [_share(part, cell.variant, task) for task in part.tasks]
+            found.append((f"given back: {cell.variant}", shares))
     for cell in part.variants:
         if cell.fold and cell.num_kernels > 0:
-            shares = [
-                _share(part.given_back(cell.variant, task, "folded"), part, task)
-                for task in part.tasks
-            ]
+            shares = [_share(part, cell.variant, task, "folded") for task in part.tasks]
             found.append((f"given back from folded on: {cell.variant}", shares))
     return found
 
@@ -131,11 +127,13 @@ def _loss(part: Part, task: str) -> str:
     return _signed(loss) + ("" if part.loss_is_clear(task) else " *")
 
 
-def _share(share: float | None, part: Part, task: str) -> str:
+def _share(part: Part, variant: str, task: str, base: str | None = None) -> str:
+    share = part.given_back(variant, task, base)
     if share is None:
-        loss = part.loss(task)
-        return "–" if loss is not None and loss.value <= 0 else MISSING
-    return f"{share:.0f} %" + ("" if part.loss_is_clear(task) else " *")
+        loss = part.loss(task, base)
+        there = loss is not None and part.entry(variant, task).scores
+        return "–" if there else MISSING
+    return f"{share:.0f} %" + ("" if part.loss_is_clear(task, base) else " *")
 
 
 def _explained(parts: Sequence[Part]) -> str:
