@@ -7,8 +7,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -23,8 +21,6 @@ from tisa.experiments.glue.cell import grid
 from tisa.experiments.glue.executors import InProcess, Settings
 from tisa.experiments.glue.record import Record
 from tisa.experiments.glue.store import Store
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 class Silent:
@@ -237,6 +233,7 @@ def test_the_command_in_this_process_and_in_a_pool(real, tmp_path):
         (["--executor", "ray"], "--executor: expected in-process or pool"),
         (["--steps", "2", "--epochs", "1"], "expected one of them, got both"),
         (["--init", "zero", "--frozen", "yes"], "no cells"),
+        (["--device", "tpu"], "device: expected cpu or cuda, got 'tpu'"),
     ],
 )
 def test_mistakes_are_said_before_anything_is_run(real, tmp_path, options, message):
@@ -246,37 +243,51 @@ def test_mistakes_are_said_before_anything_is_run(real, tmp_path, options, messa
     assert not (tmp_path / "new").exists()
 
 
+def as_a_program(arguments):
+    torch.set_num_threads(1)
+    cli.app()(arguments, standalone_mode=False)
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("executor", ["in-process", "pool"])
-def test_the_command_killed_twenty_times(real, tmp_path, executor):
-    """As a user's machine would kill it: at any moment, children and all their claims behind it."""
-    program = [sys.executable, "-c", "from tisa.cli import main; main()"]
-    options = ["--tasks", "cola,rte,sts-b", "--seeds", "4", "--executor", executor]
-    command = [*program, *real, *options]
-    whole = tmp_path / "whole"
-    subprocess.run([*command, "--out", whole], check=True, cwd=ROOT, capture_output=True)
+@pytest.mark.parametrize(("executor", "kills"), [("in-process", 20), ("pool", 4)])
+def test_the_command_killed_at_random_moments(real, tmp_path, executor, kills):
+    """Processes of their own, from a server that has imported everything already."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["tisa.cli.glue", "tisa.experiments.glue.live"])
+
+    def begin(folder):
+        options = ["--tasks", "cola,rte,sts-b", "--seeds", "3", "--executor", executor]
+        process = server.Process(
+            target=as_a_program, args=([*real, *options, "--out", str(folder)],)
+        )
+        process.start()
+        return process
+
+    started = time.monotonic()
+    whole = begin(tmp_path / "whole")
+    whole.join()
+    assert whole.exitcode == 0
+    seconds = time.monotonic() - started
     chance = random.Random(1)
     killed = tmp_path / "killed"
-    alive = 0
-    for _ in range(20):
+    interrupted = 0
+    for _ in range(kills):
+        victim = begin(killed)
         before = len(Store(killed).records())
-        victim = subprocess.Popen(
-            [*command, "--out", killed], cwd=ROOT, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        # Past the imports: it must have something to lose.
-        deadline = time.monotonic() + 120
-        while len(Store(killed).records()) == before and time.monotonic() < deadline:
-            if victim.poll() is not None:
-                break
-            time.sleep(0.02)
-        time.sleep(chance.uniform(0.0, 0.6))
-        alive += victim.poll() is None
+        # Half of them as soon as there is something to lose, the others at any moment.
+        if chance.random() < 0.5:
+            while victim.is_alive() and len(Store(killed).records()) == before:
+                time.sleep(0.005)
+        else:
+            victim.join(chance.uniform(0, seconds / 8))
+        interrupted += victim.is_alive()
         victim.kill()
-        victim.wait()
-    assert alive >= 5
-    subprocess.run([*command, "--out", killed], check=True, cwd=ROOT, capture_output=True)
+        victim.join()
+    assert interrupted >= kills / 2
+    last = begin(killed)
+    last.join()
+    assert last.exitcode == 0
     content = (killed / "records.jsonl").read_bytes()
     keys = [json.loads(line)["key"] for line in content.splitlines()]
-    assert len(keys) == len(set(keys))
-    assert numbers(killed) == numbers(whole)
+    assert len(keys) == len(set(keys)) == 36
+    assert numbers(killed) == numbers(tmp_path / "whole")

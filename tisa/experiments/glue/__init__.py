@@ -15,6 +15,8 @@ live.py       a sweep as one sees it
 summary.py    records in, the numbers of Table 3 out
 tables.py     those numbers as Markdown, LaTeX, CSV
 figure.py     those numbers as a figure
+
+docs/glue.md tells how it is used.
 """
 
 # Says which extra to install where transformers is not there.

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from tisa.experiments.glue.cell import Cell
 from tisa.experiments.glue.record import Record
-from tisa.experiments.glue.training import Progress, run
+from tisa.experiments.glue.training import Progress, check_device, run
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class Settings:
 
     data_dir: str | Path | None = None
     device: str | None = None
+
+    def __post_init__(self) -> None:
+        check_device(self.device)
 
 
 # A cell, and its record or the reason why there is none.

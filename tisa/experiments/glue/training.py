@@ -47,9 +47,10 @@ def run(
     Args:
         cell: what to run.
         data_dir: folder of official GLUE files; None is the hub.
-        device: "cpu" keeps it from the GPU that would be taken otherwise.
+        device: "cpu" or "cuda"; None takes a GPU where there is one.
         progress: called with (steps done, steps).
     """
+    check_device(device)
     task = task_named(cell.task)
     data = read(task, data_dir)
     micro = cell.batch_size
@@ -66,6 +67,14 @@ def run(
         # Outside of the handler, whose traceback holds on to the tensors.
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def check_device(device: str | None) -> None:
+    """Refuse a device that is not there."""
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: cuda was asked for, and no GPU is found; take cpu")
 
 
 def _run(
@@ -191,7 +200,7 @@ def total_steps(cell: Cell, rows: int) -> int:
 def _arguments(cell: Cell, micro: int, rows: int, device: str | None, folder: str) -> Any:
     steps = total_steps(cell, rows)
     on_gpu = device != "cpu" and torch.cuda.is_available()
-    return transformers.TrainingArguments(
+    arguments = transformers.TrainingArguments(
         output_dir=folder,
         max_steps=steps,
         per_device_train_batch_size=micro,
@@ -214,6 +223,14 @@ def _arguments(cell: Cell, micro: int, rows: int, device: str | None, folder: st
         remove_unused_columns=False,
         label_names=["labels"],
     )
+    if arguments.world_size > 1:
+        raise ValueError(
+            f"started as {arguments.world_size} processes (torchrun, accelerate launch): a cell is "
+            "one process here; start `tisa glue` alone, and several of it on one folder"
+        )
+    # Trainer would split each batch over all GPUs that it sees, and multiply the batch with them.
+    arguments._n_gpu = min(1, arguments.n_gpu)
+    return arguments
 
 
 class _Trainer(transformers.Trainer):
@@ -299,11 +316,15 @@ def _counts(model: Any) -> dict[str, int]:
 
 
 class _quiet:  # noqa: N801
-    """Keeps transformers from a warning that the head is new: it is meant to be."""
+    """Keeps transformers from saying that the head is new, and from a bar in the live view."""
 
     def __enter__(self) -> None:
-        self.before = transformers.logging.get_verbosity()
+        self.verbosity = transformers.logging.get_verbosity()
+        self.bar = transformers.logging.is_progress_bar_enabled()
         transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
 
     def __exit__(self, *_: object) -> None:
-        transformers.logging.set_verbosity(self.before)
+        transformers.logging.set_verbosity(self.verbosity)
+        if self.bar:
+            transformers.logging.enable_progress_bar()
