@@ -3,6 +3,8 @@
 analyze.py   what models know about position
 criteria.py  Table 1, measured
 convert.py   a Hugging Face model with scores of the offset
+glue.py      Table 3, cell by cell
+report.py    the table of what is finished
 """
 
 import sys
