@@ -4,6 +4,8 @@ analyze.py   what models know about position
 criteria.py  Table 1, measured
 convert.py   a Hugging Face model with scores of the offset
 doctor.py    what works on this machine
+glue.py      Table 3, cell by cell
+report.py    the table of what is finished
 """
 
 import sys
@@ -13,7 +15,7 @@ from typing import Annotated
 import typer
 
 # Name of the command, which is that of its file here too; each has a function `command`.
-COMMANDS: tuple[str, ...] = ("analyze", "convert", "criteria", "doctor")
+COMMANDS: tuple[str, ...] = ("analyze", "convert", "criteria", "doctor", "glue", "report")
 
 # A user's mistake, or something missing on the machine: one sentence and exit code 2.
 MISTAKES = (ValueError, TypeError, OSError, ImportError)

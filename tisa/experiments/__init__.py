@@ -2,5 +2,5 @@
 
   record.py   what every record says about where it was made
 
-`criteria/` is Table 1, measured.
+`criteria/` is Table 1, measured; `glue/` is Table 3.
 """

@@ -20,28 +20,35 @@ def parameter_groups(
         weight_decay: of the weights, biases and norms aside. Scores never decay: decay would draw
             their place to the query and their width to the whole text.
     """
-    groups: dict[str, list[nn.Parameter]] = {"weights": [], "undecayed": [], "scores": []}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if is_score(name):
-            groups["scores"].append(parameter)
-        elif parameter.ndim < 2 or name.lower().endswith(NO_DECAY):
-            groups["undecayed"].append(parameter)
-        else:
-            groups["weights"].append(parameter)
-    if not groups["scores"]:
+    scores = [p for n, p in model.named_parameters() if p.requires_grad and is_score(n)]
+    if not scores:
         raise ValueError(
             "parameter_groups: no scores among the trainable parameters; convert the model with "
             "tisa.hf.convert, and leave them trainable"
         )
     own = 10 * lr if scores_lr is None else scores_lr
-    settings: dict[str, dict[str, Any]] = {
-        "weights": {"lr": lr, "weight_decay": weight_decay},
-        "undecayed": {"lr": lr, "weight_decay": 0.0},
-        "scores": {"lr": own, "weight_decay": 0.0},
-    }
-    return [{"params": groups[k], **settings[k]} for k in groups if groups[k]]
+    return [
+        *weight_groups(model, lr=lr, weight_decay=weight_decay),
+        {"params": scores, "lr": own, "weight_decay": 0.0},
+    ]
+
+
+def weight_groups(
+    model: nn.Module, *, lr: float, weight_decay: float = 0.0
+) -> list[dict[str, Any]]:
+    """Return the groups of all but the scores: weights, and those that do not decay."""
+    decayed: list[nn.Parameter] = []
+    undecayed: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad or is_score(name):
+            continue
+        plain = parameter.ndim < 2 or name.lower().endswith(NO_DECAY)
+        (undecayed if plain else decayed).append(parameter)
+    groups = [
+        {"params": decayed, "lr": lr, "weight_decay": weight_decay},
+        {"params": undecayed, "lr": lr, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def is_score(name: str) -> bool:

@@ -1,0 +1,293 @@
+"""A sweep that is killed, resumed, run twice at once: every cell exactly once."""
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from little_glue import make_data, make_model
+from tisa import cli
+from tisa.experiments.glue import executors, store, sweep
+from tisa.experiments.glue.cell import grid
+from tisa.experiments.glue.executors import InProcess, Settings
+from tisa.experiments.glue.record import Record
+from tisa.experiments.glue.store import Store
+
+
+class Silent:
+    def begin(self, cells, done):
+        pass
+
+    def started(self, cell):
+        pass
+
+    def finished(self, cell, outcome):
+        pass
+
+    def elsewhere(self, cells, done):
+        pass
+
+
+CELLS = grid(["m"], ["cola", "rte"], seeds=range(4))
+
+
+def made_up(cell):
+    """A record as of a finished run, its numbers determined by the cell."""
+    chance = random.Random(cell.key)
+    metrics = {"matthews" if cell.task == "cola" else "accuracy": chance.random()}
+    return Record(
+        cell, metrics, [{"step": 1.0, **metrics}], 1, 1, {"total": 0.01}, 1, {"all": 1}, "d",
+        {"train": 1}, {"device": "cpu"},
+    )  # fmt: skip
+
+
+def quick(monkeypatch, seconds=0.004):
+    def run(cell, **settings):
+        time.sleep(seconds)
+        return made_up(cell)
+
+    monkeypatch.setattr(executors, "run", run)
+
+
+def sweep_all(folder):
+    return sweep.sweep(CELLS, Store(folder), InProcess(Settings()), Silent())
+
+
+def forked(function, *arguments):
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    process.start()
+    return process
+
+
+def check(folder):
+    """Every cell once, no torn line, the numbers of an uninterrupted sweep."""
+    content = (folder / "records.jsonl").read_bytes()
+    assert content.endswith(b"\n")
+    keys = [json.loads(line)["key"] for line in content.splitlines()]
+    assert sorted(keys) == sorted(cell.key for cell in CELLS)
+    found = {r.cell: r.metrics for r in Store(folder).records()}
+    assert found == {cell: made_up(cell).metrics for cell in CELLS}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_killed_sweeps_lose_and_repeat_nothing(tmp_path, monkeypatch):
+    """Two at once on one folder, one of them killed again and again."""
+    quick(monkeypatch)
+    chance = random.Random(0)
+    other = forked(sweep_all, tmp_path)
+    killed = 0
+    for _ in range(6):
+        victim = forked(sweep_all, tmp_path)
+        time.sleep(chance.uniform(0.02, 0.06))
+        killed += victim.is_alive()
+        victim.kill()
+        victim.join()
+    assert killed >= 3
+    assert sweep_all(tmp_path) == []
+    other.join(30)
+    assert other.exitcode == 0
+    check(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_killed_in_the_middle_of_a_line(tmp_path, monkeypatch):
+    quick(monkeypatch, 0)
+
+    def half(file, line):
+        os.write(file, line[: len(line) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    for _ in range(3):
+        Store(tmp_path).append(made_up(CELLS[len(Store(tmp_path).records())]))
+        with monkeypatch.context() as torn:
+            torn.setattr(store, "_write", half)
+            victim = forked(sweep_all, tmp_path)
+            victim.join()
+        assert victim.exitcode == -signal.SIGKILL
+        assert not (tmp_path / "records.jsonl").read_bytes().endswith(b"\n")
+        # Read as if the torn line were not there.
+        assert Store(tmp_path).records()[-1].cell in CELLS
+    assert sweep_all(tmp_path) == []
+    check(tmp_path)
+
+
+def test_a_claim_is_held_by_one_and_let_go(tmp_path):
+    first, second = Store(tmp_path), Store(tmp_path)
+    claim = first.claim(CELLS[0])
+    assert claim is not None
+    assert second.claim(CELLS[0]) is None
+    assert second.claim(CELLS[1]) is not None
+    claim.release()
+    again = second.claim(CELLS[0])
+    assert again is not None
+    second.append(made_up(CELLS[0]))
+    again.release()
+    assert first.claim(CELLS[0]) is None
+
+
+def test_a_full_disk_keeps_the_run_and_the_file(tmp_path, monkeypatch):
+    here = Store(tmp_path)
+    here.append(made_up(CELLS[0]))
+    before = here.path.read_bytes()
+
+    def full(file, line):
+        os.write(file, line[:40])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "_write", full)
+        with pytest.raises(OSError, match=r"No space left on device; the finished run") as raised:
+            here.append(made_up(CELLS[1]))
+    assert here.path.read_bytes() == before
+    (kept,) = re.findall(r"is kept in (\S+):", str(raised.value))
+    here.path.write_bytes(before + Path(kept).read_bytes())
+    Path(kept).unlink()
+    assert [r.cell for r in here.records()] == CELLS[:2]
+
+
+def test_a_cell_that_fails_is_named_and_tried_again_next_time(tmp_path, monkeypatch):
+    quick(monkeypatch, 0)
+    run = executors.run
+
+    def broken(cell, **settings):
+        if cell == CELLS[3]:
+            raise ValueError("a lemon")
+        return run(cell, **settings)
+
+    with monkeypatch.context() as once:
+        once.setattr(executors, "run", broken)
+        ((cell, reason),) = sweep_all(tmp_path)
+    assert cell == CELLS[3]
+    assert "ValueError: a lemon" in str(reason)
+    assert len(Store(tmp_path).records()) == len(CELLS) - 1
+    assert sweep_all(tmp_path) == []
+    check(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """A made-up GLUE, a tiny model and what is common to all commands."""
+    folder = tmp_path_factory.mktemp("real")
+    make_data(folder / "glue")
+    model = make_model(folder / "bert")
+    return [
+        "glue", str(model), "--data-dir", str(folder / "glue"), "--kernels", "0,2", "--seeds", "1",
+        "--steps", "2", "--batch-size", "8", "--evaluations", "1",
+    ]  # fmt: skip
+
+
+def numbers(folder):
+    return {r.cell: r.numbers() for r in Store(folder).records()}
+
+
+def test_the_command_in_this_process_and_in_a_pool(real, tmp_path):
+    """The same numbers from both; nothing is run again; the plan says so."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        tasks = [
+            "--tasks", "cola,rte,sts-b", "--positions", "replace", "--fold", "yes",
+            "--kernels", "2",
+        ]  # fmt: skip
+        shown = CliRunner().invoke(cli.app(), [*real, *tasks, "--out", str(tmp_path), "--dry-run"])
+        assert shown.exit_code == 0, shown.exception
+        assert "3 cells to run" in shown.stdout
+        assert not (tmp_path / "records.jsonl").exists()
+        alone = tmp_path / "alone"
+        answer = CliRunner().invoke(cli.app(), [*real, *tasks, "--out", str(alone)])
+        assert answer.exit_code == 0, answer.exception
+        assert "3 of 3 cells are in" in answer.stdout
+        pool = ["--executor", "pool", "--workers", "1"]
+        side = tmp_path / "pool"
+        answer = CliRunner().invoke(cli.app(), [*real, *tasks, "--out", str(side), *pool])
+        assert answer.exit_code == 0, answer.exception
+    finally:
+        torch.set_num_threads(threads)
+    assert len(numbers(alone)) == 3
+    assert numbers(alone) == numbers(side)
+    before = (alone / "records.jsonl").read_bytes()
+    answer = CliRunner().invoke(cli.app(), [*real, *tasks, "--out", str(alone)])
+    assert "3 of them done before" in answer.stderr
+    assert (alone / "records.jsonl").read_bytes() == before
+    shown = CliRunner().invoke(cli.app(), [*real, *tasks, "--out", str(alone), "--dry-run"])
+    assert "0 cells to run" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tasks", "wnli"], "got 'wnli'"),
+        (["--tasks", "qqp"], "no QQP/train.tsv"),
+        (["--positions", "gone"], "--positions: expected keep and replace with commas, got 'gone'"),
+        (["--kernels", "some"], "--kernels: expected whole numbers"),
+        (["--fold", "maybe"], "--fold: expected no and yes"),
+        (["--executor", "ray"], "--executor: expected in-process or pool"),
+        (["--steps", "2", "--epochs", "1"], "expected one of them, got both"),
+        (["--init", "zero", "--frozen", "yes"], "no cells"),
+        (["--device", "tpu"], "device: expected cpu or cuda, got 'tpu'"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_run(real, tmp_path, options, message):
+    answer = CliRunner().invoke(cli.app(), [*real, "--out", str(tmp_path / "new"), *options])
+    assert isinstance(answer.exception, cli.MISTAKES)
+    assert message in str(answer.exception)
+    assert not (tmp_path / "new").exists()
+
+
+def as_a_program(arguments):
+    torch.set_num_threads(1)
+    cli.app()(arguments, standalone_mode=False)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("executor", "kills"), [("in-process", 20), ("pool", 4)])
+def test_the_command_killed_at_random_moments(real, tmp_path, executor, kills):
+    """Processes of their own, from a server that has imported everything already."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["tisa.cli.glue", "tisa.experiments.glue.live"])
+
+    def begin(folder):
+        options = ["--tasks", "cola,rte,sts-b", "--seeds", "3", "--executor", executor]
+        process = server.Process(
+            target=as_a_program, args=([*real, *options, "--out", str(folder)],)
+        )
+        process.start()
+        return process
+
+    started = time.monotonic()
+    whole = begin(tmp_path / "whole")
+    whole.join()
+    assert whole.exitcode == 0
+    seconds = time.monotonic() - started
+    chance = random.Random(1)
+    killed = tmp_path / "killed"
+    interrupted = 0
+    for _ in range(kills):
+        victim = begin(killed)
+        before = len(Store(killed).records())
+        # Half of them as soon as there is something to lose, the others at any moment.
+        if chance.random() < 0.5:
+            while victim.is_alive() and len(Store(killed).records()) == before:
+                time.sleep(0.005)
+        else:
+            victim.join(chance.uniform(0, seconds / 8))
+        interrupted += victim.is_alive()
+        victim.kill()
+        victim.join()
+    assert interrupted >= kills / 2
+    last = begin(killed)
+    last.join()
+    assert last.exitcode == 0
+    content = (killed / "records.jsonl").read_bytes()
+    keys = [json.loads(line)["key"] for line in content.splitlines()]
+    assert len(keys) == len(set(keys)) == 36
+    assert numbers(killed) == numbers(tmp_path / "whole")

@@ -1,0 +1,165 @@
+"""`tisa glue`: the paper's Table 3, cell by cell."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="Folder or name on the hub; several with commas.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder of the records; what is in it is not repeated.")
+    ],
+    tasks: Annotated[str, typer.Option(help="Tasks, with commas between them.")] = (
+        "sst-2,mnli,qqp,sts-b,cola,mrpc,qnli,rte"
+    ),
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of official GLUE files; by default the hub.")
+    ] = None,
+    kernels: Annotated[str, typer.Option(help="S, kernels per head.")] = "0,1,3,5",
+    positions: Annotated[
+        str, typer.Option(help="keep: with position embeddings (a); replace: without (b).")
+    ] = "keep,replace",
+    init: Annotated[
+        str, typer.Option(help="How kernels start: reference (random), zero, fit.")
+    ] = "reference",
+    fold: Annotated[
+        str, typer.Option(help="What replaces removed positions: no (nothing), yes (their means).")
+    ] = "no",
+    frozen: Annotated[str, typer.Option(help="Fitted kernels: no (trained), yes (not).")] = "no",
+    seeds: Annotated[int, typer.Option(help="How many seeds, from --seed on.")] = 5,
+    seed: Annotated[int, typer.Option(help="The first of the seeds.")] = 0,
+    steps: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Instead of steps.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
+    scores_learning_rate: Annotated[
+        float | None, typer.Option(help="Of the kernels; by default ten times the other.")
+    ] = None,
+    max_length: Annotated[int | None, typer.Option(help="Tokens; 512 by default.")] = None,
+    train_rows: Annotated[
+        int | None, typer.Option(help="Only the first so many training rows.")
+    ] = None,
+    evaluations: Annotated[int | None, typer.Option(help="On the dev set; 4 by default.")] = None,
+    executor: Annotated[
+        str, typer.Option(help="in-process, or pool: several processes (--workers).")
+    ] = "in-process",
+    workers: Annotated[int, typer.Option(help="Processes of the pool.")] = 2,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be run, and its cost.")
+    ] = False,
+) -> None:
+    """Fine-tune a model on GLUE with and without TISA: the cells of Table 3.
+
+    Writes a line to OUT/records.jsonl for each finished run. Interrupt it, kill it, start it again,
+    start it twice: every cell is run once. `tisa report OUT` makes the table.
+
+    Examples: `tisa glue albert-base-v2 --out table3`,
+    `tisa glue MODEL --tasks cola,rte --data-dir glue --seeds 3 --epochs 3 --out small --dry-run`
+    """
+    from rich.console import Console
+
+    from tisa.experiments.glue.cell import grid
+    from tisa.experiments.glue.executors import InProcess, Pool, Settings
+    from tisa.experiments.glue.live import LiveView
+    from tisa.experiments.glue.plan import plan
+    from tisa.experiments.glue.store import Store
+    from tisa.experiments.glue.sweep import sweep
+
+    if executor not in ("in-process", "pool"):
+        raise ValueError(f"--executor: expected in-process or pool, got {executor!r}")
+    if seeds < 1:
+        raise ValueError(f"--seeds: expected at least 1, got {seeds}")
+    recipe: dict[str, Any] = dict(
+        steps=steps, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
+        scores_learning_rate=scores_learning_rate, max_length=max_length, train_rows=train_rows,
+        evaluations=evaluations,
+    )  # fmt: skip
+    if steps is not None and epochs is not None:
+        raise ValueError("--steps and --epochs: expected one of them, got both")
+    cells = grid(
+        _parts(model),
+        _parts(tasks),
+        kernels=[_whole(part) for part in _parts(kernels)],
+        positions=_chosen("--positions", positions, ("keep", "replace")),
+        starts=_chosen("--init", init, ("reference", "zero", "fit")),
+        folds=_answers("--fold", fold),
+        frozen=_answers("--frozen", frozen),
+        seeds=range(seed, seed + seeds),
+        **{name: value for name, value in recipe.items() if value is not None},
+    )
+    if not cells:
+        raise ValueError("no cells: --frozen yes needs --init fit, and that --positions replace")
+    settings = Settings(data_dir, device)
+    store = Store(out)
+    # Reads data and models: what is wrong with them is said before hours are spent.
+    lines = plan(cells, store.records(), settings)
+    several = workers if executor == "pool" else 1
+    if dry_run:
+        _print_plan(lines, several)
+        return
+    with LiveView(store, several, Console(stderr=True)) as view:
+        place = Pool(settings, workers) if executor == "pool" else InProcess(settings, view.step)
+        failed = sweep(cells, store, place, view)
+    print(f"{len(cells) - len(failed)} of {len(cells)} cells are in {store.path}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"--kernels: expected whole numbers with commas, got {text!r}")
+    return int(text)
+
+
+def _chosen(option: str, text: str, allowed: tuple[str, ...]) -> Any:
+    parts = _parts(text)
+    if not parts or not set(parts) <= set(allowed):
+        raise ValueError(f"{option}: expected {' and '.join(allowed)} with commas, got {text!r}")
+    return parts
+
+
+def _answers(option: str, text: str) -> list[bool]:
+    return [part == "yes" for part in _chosen(option, text, ("no", "yes"))]
+
+
+def _print_plan(lines: list[Any], workers: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tisa.experiments.glue.live import spoken
+    from tisa.experiments.glue.tasks import task_named
+
+    table = Table()
+    for name in ("model", "task", "cells", "done", "training rows", "steps left", "tokens left",
+                 "operations", "time"):  # fmt: skip
+        table.add_column(name, justify="left" if name in ("model", "task") else "right")
+    for line in lines:
+        table.add_row(
+            Path(line.model).name,
+            task_named(line.task).title,
+            str(line.cells),
+            str(line.done),
+            f"{line.rows:,}",
+            f"{line.steps:,}",
+            f"{line.tokens / 1e6:,.2f} M",
+            f"{line.flops / 1e15:,.3g} PFLOP",
+            "?" if line.seconds is None else spoken(line.seconds / workers),
+        )
+    Console().print(table)
+    left = sum(line.cells - line.done for line in lines)
+    total = sum(line.flops for line in lines) / 1e15
+    print(f"{left} cells to run, {total:,.3g} PFLOP (6 for each parameter and token).")
+    if any(line.seconds is None for line in lines):
+        print("Times are known after the first finished run in the folder.")
+    elif left:
+        seconds = sum(line.seconds for line in lines) / workers
+        print(f"About {spoken(seconds)}, from the runs in the folder.")

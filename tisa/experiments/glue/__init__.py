@@ -1,0 +1,23 @@
+"""The paper's Table 3: GLUE with and without TISA.
+
+tasks.py      the eight tasks: files, columns, labels, metrics, recipes
+reading.py    a task's rows, from official TSV files or the hub
+metrics.py    what GLUE counts
+batches.py    batches of similar length
+cell.py       one cell of the table, and the grid of them
+record.py     what a finished run leaves behind
+training.py   one cell in, its record out
+store.py      a folder of records that many processes write to
+executors.py  where cells are run: here, in several processes
+sweep.py      a grid in, every cell's record in a folder
+plan.py       what a sweep will cost
+live.py       a sweep as one sees it
+summary.py    records in, the numbers of Table 3 out
+tables.py     those numbers as Markdown, LaTeX, CSV
+figure.py     those numbers as a figure
+
+docs/glue.md tells how it is used.
+"""
+
+# Says which extra to install where transformers is not there.
+import tisa.hf  # noqa: F401

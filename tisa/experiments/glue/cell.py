@@ -1,0 +1,157 @@
+"""One cell of Table 3, and the grid of them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any, Literal
+
+from tisa.experiments.glue.tasks import task_named
+
+Start = Literal["zero", "reference", "fit"]
+Positions = Literal["keep", "replace"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All that determines a run: the model, the task, its positions, the recipe, the seed.
+
+    `positions`, `init` and `fold` are those of `tisa.hf.convert`. `num_kernels` is the paper's S; 0
+    with "keep" is the model as it was published. `frozen`: kernels are not trained. A recipe has
+    `steps` or, where they are None, `epochs`. `warmup` is a share of the steps.
+    """
+
+    model: str
+    task: str
+    num_kernels: int = 5
+    positions: Positions = "keep"
+    init: Start = "reference"
+    fold: bool = False
+    frozen: bool = False
+    seed: int = 0
+    learning_rate: float = 1e-5
+    scores_learning_rate: float | None = None
+    batch_size: int = 32
+    dropout: float | None = 0.0
+    steps: int | None = None
+    epochs: float = 3.0
+    warmup: float = 0.06
+    weight_decay: float = 0.01
+    max_length: int = 512
+    train_rows: int | None = None
+    evaluations: int = 4
+    calibration_rows: int = 192
+
+    def __post_init__(self) -> None:
+        task_named(self.task)
+        for name, allowed in (
+            ("positions", ("keep", "replace")),
+            ("init", ("zero", "reference", "fit")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}"
+                )
+        for name in ("batch_size", "max_length", "evaluations", "calibration_rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("steps", "train_rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: expected at least 1, or None, got {value}")
+        if self.num_kernels < 0 or self.learning_rate <= 0 or self.epochs <= 0:
+            raise ValueError(
+                "num_kernels must be 0 or more, learning_rate and epochs above 0, got "
+                f"{self.num_kernels}, {self.learning_rate} and {self.epochs}"
+            )
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup: expected a share of the steps below 1, got {self.warmup}")
+        if self != self._plain():
+            raise ValueError(
+                'init="fit" and fold are for positions="replace", frozen for init="fit", and '
+                f'without kernels init is "zero"; got {self.variant}, frozen={self.frozen}'
+            )
+
+    def _plain(self) -> "Cell":
+        """Return the same cell without what has no effect in it."""
+        changes: dict[str, Any] = {}
+        if self.positions == "keep" and self.fold:
+            changes["fold"] = False
+        if self.positions == "keep" and self.init == "fit":
+            changes["init"] = "reference"
+        if self.num_kernels == 0 and self.init != "zero":
+            changes["init"] = "zero"
+        if self.frozen and (self.init != "fit" or self.num_kernels == 0):
+            changes["frozen"] = False
+        return replace(self, **changes) if changes else self
+
+    @property
+    def key(self) -> str:
+        """Return 16 hexadecimal digits that name this cell among all others."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def variant(self) -> str:
+        """Return what stands in the first column of the table: all but the task and the seed."""
+        if self.positions == "keep":
+            if self.num_kernels == 0:
+                return "baseline"
+            return f"S = {self.num_kernels}" + (", from zero" if self.init == "zero" else "")
+        folded = "folded" if self.fold else "zeroed"
+        if self.num_kernels == 0:
+            return folded
+        start = {"reference": "", "zero": ", from zero", "fit": ", fitted"}[self.init]
+        return f"{folded}, S = {self.num_kernels}{start}" + (", frozen" if self.frozen else "")
+
+    @property
+    def label(self) -> str:
+        """Return a short name for people."""
+        part = "a" if self.positions == "keep" else "b"
+        return f"{task_named(self.task).title} ({part}) {self.variant}, seed {self.seed}"
+
+
+def recipe_of(task: str) -> dict[str, Any]:
+    """Return the fields of a cell that the task's recipe says."""
+    recipe = task_named(task).recipe
+    return {
+        "learning_rate": recipe.learning_rate,
+        "batch_size": recipe.batch_size,
+        "dropout": recipe.dropout,
+        "steps": recipe.steps,
+        "warmup": recipe.warmup_steps / recipe.steps,
+    }
+
+
+def grid(
+    models: Sequence[str],
+    tasks: Sequence[str],
+    *,
+    kernels: Sequence[int] = (0, 1, 3, 5),
+    positions: Sequence[Positions] = ("keep", "replace"),
+    starts: Sequence[Start] = ("reference",),
+    folds: Sequence[bool] = (False,),
+    frozen: Sequence[bool] = (False,),
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    **recipe: Any,
+) -> list[Cell]:
+    """Return every cell of the product once, seed by seed; what has no effect is left out.
+
+    `recipe` replaces fields of the tasks' own recipes. `epochs` given without `steps` counts.
+    """
+    if "epochs" in recipe:
+        recipe = {"steps": None, **recipe}
+    cells: dict[Cell, None] = {}
+    for seed, model, task, place, size, start, fold, fixed in product(
+        seeds, models, tasks, positions, kernels, starts, folds, frozen
+    ):
+        effective = size > 0 and start == "fit" and place == "replace"
+        if (start == "fit" and place == "keep" and size > 0) or (fixed and not effective):
+            continue
+        cell = Cell(
+            model, task, size, place, "zero" if size == 0 else start,
+            fold and place == "replace", fixed, seed, **{**recipe_of(task), **recipe},
+        )  # fmt: skip
+        cells[cell] = None
+    return list(cells)

@@ -1,0 +1,84 @@
+"""A grid in, every cell's record in a folder: whatever is killed, and however many take part."""
+
+from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
+from typing import Protocol, runtime_checkable
+
+from tisa.experiments.glue.cell import Cell
+from tisa.experiments.glue.executors import Executor
+from tisa.experiments.glue.record import Record
+from tisa.experiments.glue.store import Claim, Store
+
+# A cell whose process is lost (killed for memory, say) is tried so often in one sweep.
+TRIES = 3
+
+
+@runtime_checkable
+class View(Protocol):
+    """What wants to know how a sweep goes."""
+
+    def begin(self, cells: Sequence[Cell], done: set[str]) -> None:
+        """Hear which cells there are, and which of them are finished."""
+
+    def started(self, cell: Cell) -> None:
+        """Hear that a cell is run."""
+
+    def finished(self, cell: Cell, outcome: Record | Exception) -> None:
+        """Hear that it is finished, or failed."""
+
+    def elsewhere(self, cells: Sequence[Cell], done: set[str]) -> None:
+        """Hear which cells are left that other processes run, and what all have finished."""
+
+
+def sweep(
+    cells: Sequence[Cell], store: Store, executor: Executor, view: View
+) -> list[tuple[Cell, Exception]]:
+    """Run every cell that the folder has no record of; return those that failed, with the reason.
+
+    Cells that another process has claimed are waited for, and run here if it dies. A cell that
+    failed is not tried again in this sweep, but in the next one.
+    """
+    done = store.done()
+    view.begin(cells, done)
+    waiting = [cell for cell in cells if cell.key not in done]
+    claims: dict[Cell, Claim] = {}
+    tries: dict[Cell, int] = {}
+    failed: list[tuple[Cell, Exception]] = []
+    try:
+        while waiting or claims:
+            for cell in _claimed(waiting, claims, store, executor.free()):
+                tries[cell] = tries.get(cell, 0) + 1
+                view.started(cell)
+                executor.submit(cell)
+            if not claims:
+                view.elsewhere(waiting, store.done())
+            for cell, outcome in executor.collect():
+                if isinstance(outcome, Record):
+                    store.append(outcome)
+                elif isinstance(outcome, BrokenProcessPool) and tries[cell] < TRIES:
+                    waiting.append(cell)
+                else:
+                    failed.append((cell, outcome))
+                view.finished(cell, outcome)
+                claims.pop(cell).release()
+            done = store.done()
+            waiting = [cell for cell in waiting if cell.key not in done]
+    finally:
+        executor.close()
+        for claim in claims.values():
+            claim.release()
+    return failed
+
+
+def _claimed(waiting: list[Cell], claims: dict[Cell, Claim], store: Store, room: int) -> list[Cell]:
+    """Return as many cells as there is room for that are ours now; take them off the list."""
+    taken: list[Cell] = []
+    for cell in list(waiting):
+        if len(taken) == room:
+            break
+        claim = store.claim(cell)
+        if claim is not None:
+            claims[cell] = claim
+            taken.append(cell)
+            waiting.remove(cell)
+    return taken

@@ -1,0 +1,330 @@
+"""One cell in, its record out: Hugging Face's Trainer around a converted model."""
+
+import importlib.metadata
+import logging
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import tisa.hf
+from tisa.experiments.glue.batches import ByLength
+from tisa.experiments.glue.cell import Cell
+from tisa.experiments.glue.metrics import score
+from tisa.experiments.glue.reading import Data, Example, read
+from tisa.experiments.glue.record import Record
+from tisa.experiments.glue.tasks import Task, task_named
+from tisa.experiments.record import surroundings
+from tisa.hf.parameters import is_score, parameter_groups, weight_groups
+
+Progress = Callable[[int, int], None]
+# One tokenized row: input_ids, token_type_ids where there are some, and the label.
+Row = dict[str, Any]
+
+# The names that dropout has in the configs of the models.
+DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
+PACKAGES = ("transformers", "accelerate", "tokenizers", "scikit-learn", "scipy", "numpy")
+
+
+def run(
+    cell: Cell,
+    *,
+    data_dir: str | Path | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> Record:
+    """Return the record of one fine-tuning.
+
+    The same cell gives the same numbers on the same machine. Where a GPU's memory is too small,
+    the run begins again with half as many rows at a time and twice as many before each step.
+
+    Args:
+        cell: what to run.
+        data_dir: folder of official GLUE files; None is the hub.
+        device: "cpu" or "cuda"; None takes a GPU where there is one.
+        progress: called with (steps done, steps).
+    """
+    check_device(device)
+    task = task_named(cell.task)
+    data = read(task, data_dir)
+    micro = cell.batch_size
+    while True:
+        try:
+            return _run(cell, task, data, micro, device, progress)
+        except torch.OutOfMemoryError:
+            if micro % 2:
+                raise
+            micro //= 2
+            logging.getLogger(__name__).warning(
+                "%s: out of memory; again with %d rows at a time", cell.label, micro
+            )
+        # Outside of the handler, whose traceback holds on to the tensors.
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def check_device(device: str | None) -> None:
+    """Refuse a device that is not there."""
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: cuda was asked for, and no GPU is found; take cpu")
+
+
+def _run(
+    cell: Cell, task: Task, data: Data, micro: int, device: str | None, progress: Progress | None
+) -> Record:
+    started = time.perf_counter()
+    transformers.set_seed(cell.seed)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(cell.model)
+    model = stock_model(cell, task)
+    length = min(cell.max_length, tisa.hf.calibration.length_limit(model))
+    train = tokenized(data.train[: cell.train_rows], task, tokenizer, length)
+    # By length, so that dev batches have no padding to speak of; no metric asks for the order.
+    dev = {
+        suffix: sorted(tokenized(rows, task, tokenizer, length), key=_length)
+        for suffix, rows in data.dev.items()
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = _arguments(cell, micro, len(train), device, folder)
+        model.to(arguments.device)
+        prepared = time.perf_counter()
+        model = start_of(cell, model, tokenizer, train)
+        fitted = time.perf_counter()
+        trainer = _Trainer(cell, task, model, arguments, train, dev, tokenizer, progress)
+        done = trainer.train()
+        if not trainer.evaluations or trainer.evaluations[-1]["step"] != done.global_step:
+            trainer.evaluate()
+    evaluations = trainer.evaluations
+    if not all(map(math.isfinite, (done.training_loss, *evaluations[-1].values()))):
+        raise ArithmeticError(
+            f"{cell.label}: the loss is {done.training_loss}; lower learning_rate "
+            f"({cell.learning_rate:g})"
+        )
+    ended = time.perf_counter()
+    return Record(
+        cell=cell,
+        metrics={k: v for k, v in evaluations[-1].items() if k not in ("step", "epoch")},
+        evaluations=evaluations,
+        steps=int(done.global_step),
+        tokens=trainer.tokens,
+        seconds={
+            "total": round(ended - started, 3),
+            "convert": round(fitted - prepared, 3),
+            "train": round(ended - fitted - trainer.evaluating, 3),
+            "evaluate": round(trainer.evaluating, 3),
+        },
+        micro_batch_size=micro,
+        parameters=_counts(model),
+        data=data.fingerprint(),
+        rows={"train": len(train), **{f"dev{suffix}": len(rows) for suffix, rows in dev.items()}},
+        surroundings={
+            **surroundings(" ".join(["tisa", *sys.argv[1:]]), arguments.device),
+            **{name: importlib.metadata.version(name) for name in PACKAGES},
+            "precision": "bf16" if arguments.bf16 else "float32",
+            "threads": torch.get_num_threads(),
+        },
+    )
+
+
+def stock_model(cell: Cell, task: Task) -> Any:
+    """Return the published model with a new head for the task, or say why there is none."""
+    config = transformers.AutoConfig.from_pretrained(
+        cell.model, num_labels=max(1, len(task.labels))
+    )
+    config.problem_type = "regression" if task.is_regression else "single_label_classification"
+    if cell.dropout is not None:
+        for name in DROPOUT:
+            if hasattr(config, name):
+                setattr(config, name, cell.dropout)
+    auto = transformers.AutoModelForSequenceClassification
+    if type(config) not in auto._model_mapping:
+        raise ValueError(
+            f"model: {cell.model} is a {config.model_type}, for which transformers has no "
+            "classification head; take an encoder such as BERT, RoBERTa or ALBERT"
+        )
+    with _quiet():
+        return auto.from_pretrained(cell.model, config=config, dtype=torch.float32)
+
+
+def start_of(cell: Cell, model: Any, tokenizer: Any, train: list[Row]) -> Any:
+    """Return the model that is trained: converted, and frozen where the cell says so."""
+    if cell.positions == "keep" and cell.num_kernels == 0:
+        return model
+    chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+    rows = [train[i] for i in chosen[: cell.calibration_rows].tolist()]
+    converted = tisa.hf.convert(
+        model,
+        num_kernels=cell.num_kernels,
+        positions=cell.positions,
+        init=cell.init,
+        fold=cell.fold,
+        calibration=rows if cell.fold or cell.init == "fit" else None,
+        tokenizer=tokenizer,
+    )
+    for name, parameter in converted.named_parameters():
+        if "offset_scores" in name and (cell.frozen or parameter.numel() == 0):
+            parameter.requires_grad_(False)
+    return converted
+
+
+def tokenized(examples: list[Example], task: Task, tokenizer: Any, length: int) -> list[Row]:
+    """Return each example's tokens and label; longer texts are cut."""
+    texts = [list(part) for part in zip(*(e.texts for e in examples), strict=True)]
+    encoded = tokenizer(*texts, truncation=True, max_length=length)
+    kept = [name for name in ("input_ids", "token_type_ids") if name in encoded]
+    return [
+        {
+            **{name: encoded[name][i] for name in kept},
+            "labels": example.label if task.is_regression else int(example.label),
+        }
+        for i, example in enumerate(examples)
+    ]
+
+
+def _length(row: Row) -> int:
+    return len(row["input_ids"])
+
+
+def total_steps(cell: Cell, rows: int) -> int:
+    """Return how many steps a cell takes with that many training rows."""
+    return cell.steps or max(1, math.ceil(cell.epochs * math.ceil(rows / cell.batch_size)))
+
+
+def _arguments(cell: Cell, micro: int, rows: int, device: str | None, folder: str) -> Any:
+    steps = total_steps(cell, rows)
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    arguments = transformers.TrainingArguments(
+        output_dir=folder,
+        max_steps=steps,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=cell.batch_size // micro,
+        per_device_eval_batch_size=max(micro, 64),
+        learning_rate=cell.learning_rate,
+        weight_decay=cell.weight_decay,
+        warmup_steps=round(cell.warmup * steps),
+        lr_scheduler_type="linear",
+        seed=cell.seed,
+        use_cpu=not on_gpu,
+        bf16=on_gpu and torch.cuda.is_bf16_supported(),
+        eval_strategy="steps",
+        eval_steps=math.ceil(steps / cell.evaluations),
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=on_gpu,
+        remove_unused_columns=False,
+        label_names=["labels"],
+    )
+    if arguments.world_size > 1:
+        raise ValueError(
+            f"started as {arguments.world_size} processes (torchrun, accelerate launch): a cell is "
+            "one process here; start `tisa glue` alone, and several of it on one folder"
+        )
+    # Trainer would split each batch over all GPUs that it sees, and multiply the batch with them.
+    arguments._n_gpu = min(1, arguments.n_gpu)
+    return arguments
+
+
+class _Trainer(transformers.Trainer):
+    """The Trainer with our batches, our optimiser groups, and every evaluation kept."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        task: Task,
+        model: Any,
+        arguments: Any,
+        train: list[Row],
+        dev: dict[str, list[Row]],
+        tokenizer: Any,
+        progress: Progress | None,
+    ) -> None:
+        self.cell = cell
+        self.dev = dev
+        self.evaluations: list[dict[str, float]] = []
+        self.evaluating = 0.0
+        self.tokens = 0
+        self._lengths = [_length(row) for row in train]
+        self._progress = progress
+        pad = transformers.DataCollatorWithPadding(tokenizer)
+        super().__init__(
+            model=model,
+            args=arguments,
+            train_dataset=train,
+            eval_dataset=dev[""],
+            data_collator=pad,
+            compute_metrics=lambda found: score(task, found.predictions, found.label_ids),
+        )
+        self.remove_callback(transformers.PrinterCallback)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return ByLength(self._lengths, self.cell.batch_size, self.cell.seed)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Return AdamW with the scores in a group of their own."""
+        model = self.model if model is None else model
+        rates: dict[str, float] = {
+            "lr": self.cell.learning_rate,
+            "weight_decay": self.cell.weight_decay,
+        }
+        if any(is_score(name) for name, p in model.named_parameters() if p.requires_grad):
+            groups = parameter_groups(model, scores_lr=self.cell.scores_learning_rate, **rates)
+        else:
+            groups = weight_groups(model, **rates)
+        self.optimizer = torch.optim.AdamW(groups, lr=self.cell.learning_rate)
+        return self.optimizer
+
+    def training_step(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
+        """Return the loss of one step, and count its tokens."""
+        self.tokens += int(inputs["attention_mask"].sum())
+        if self._progress is not None:
+            self._progress(self.state.global_step, self.state.max_steps)
+        return super().training_step(model, inputs, *more, **named)
+
+    def evaluate(self, *arguments: Any, **named: Any) -> dict[str, float]:
+        """Return the metrics of all dev sets, and keep them."""
+        started = time.perf_counter()
+        found: dict[str, float] = {}
+        for suffix, rows in self.dev.items():
+            answer = super().evaluate(rows)
+            found |= {
+                f"{name.removeprefix('eval_')}{suffix}": value
+                for name, value in answer.items()
+                if not name.endswith(("_runtime", "_per_second")) and name != "epoch"
+            }
+        epoch = round(float(self.state.epoch or 0.0), 4)
+        self.evaluations.append({"step": self.state.global_step, "epoch": epoch, **found})
+        self.evaluating += time.perf_counter() - started
+        return found
+
+
+def _counts(model: Any) -> dict[str, int]:
+    counts = {"all": 0, "trained": 0, "scores": 0}
+    for name, parameter in model.named_parameters():
+        counts["all"] += parameter.numel()
+        counts["trained"] += parameter.numel() * parameter.requires_grad
+        counts["scores"] += parameter.numel() * is_score(name)
+    return counts
+
+
+class _quiet:  # noqa: N801
+    """Keeps transformers from saying that the head is new, and from a bar in the live view."""
+
+    def __enter__(self) -> None:
+        self.verbosity = transformers.logging.get_verbosity()
+        self.bar = transformers.logging.is_progress_bar_enabled()
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        transformers.logging.set_verbosity(self.verbosity)
+        if self.bar:
+            transformers.logging.enable_progress_bar()
