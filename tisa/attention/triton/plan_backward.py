@@ -106,7 +106,7 @@ def _query(
     sides: Tensor,
 ) -> Launch:
     statistics, trained = upstream.statistics, gradients.scores is not None
-    tiles = problem.tiles.trained if trained else problem.tiles.query
+    tiles = _query_tiles(problem, trained)
     programs = _query_programs(problem, trained)
     arguments = dict(
         query=problem.query,
@@ -146,12 +146,22 @@ def _query(
     return Launch(query_kernel, problem.heads * programs, arguments)
 
 
+def _query_tiles(problem: Problem, trained: bool) -> Tiles:
+    if not trained:
+        return problem.tiles.query
+    tiles, mask = problem.tiles.trained, problem.inputs.mask
+    if mask is not None and mask.shape[2] > 1:
+        # A dense mask does not fit the registers of three programs.
+        return replace(tiles, maxnreg=None, resident=min(tiles.resident, 2))
+    return tiles
+
+
 def _query_programs(problem: Problem, trained: bool) -> int:
     """Return how many programs share the tiles of a head."""
     items = problem.sequences * problem.count(problem.tiles.query.block_m)
     if not trained:
         return items
-    most = max(1, MULTIPROCESSORS * problem.tiles.trained.resident // problem.heads)
+    most = max(1, MULTIPROCESSORS * _query_tiles(problem, trained).resident // problem.heads)
     return triton.cdiv(items, triton.cdiv(items, most))
 
 
