@@ -96,6 +96,7 @@ def main() -> None:
         "runs": rows,
     }
     path = arguments.out / f"{today}-analysis-time.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(path)
 
