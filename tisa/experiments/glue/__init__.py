@@ -7,6 +7,8 @@ batches.py    batches of similar length
 cell.py       one cell of the table, and the grid of them
 record.py     what a finished run leaves behind
 training.py   one cell in, its record out
+rows.py       a task's rows on a device, and their order for many cells
+side_by_side.py  many cells in, their records out: as one batched model
 store.py      a folder of records that many processes write to
 executors.py  where cells are run: here, in several processes
 sweep.py      a grid in, every cell's record in a folder
