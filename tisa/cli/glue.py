@@ -49,6 +49,9 @@ def command(
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
     ] = None,
+    only_starts: Annotated[
+        bool, typer.Option("--only-starts", help="Fit what cells start from, and train nothing.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be run, and its cost.")
     ] = False,
@@ -94,7 +97,7 @@ def command(
     )
     if not cells:
         raise ValueError("no cells: --frozen yes needs --init fit, and that --positions replace")
-    settings = Settings(data_dir, device)
+    settings = Settings(data_dir, device, out / "starts")
     store = Store(out)
     # Reads data and models: what is wrong with them is said before hours are spent.
     lines = plan(cells, store.records(), settings)
@@ -102,12 +105,34 @@ def command(
     if dry_run:
         _print_plan(lines, several)
         return
+    if only_starts:
+        _make_starts(cells, settings)
+        return
     with LiveView(store, several, Console(stderr=True)) as view:
         place = Pool(settings, workers) if executor == "pool" else InProcess(settings, view.step)
         failed = sweep(cells, store, place, view)
     print(f"{len(cells) - len(failed)} of {len(cells)} cells are in {store.path}")
     if failed:
         raise typer.Exit(1)
+
+
+def _make_starts(cells: list[Any], settings: Any) -> None:
+    from dataclasses import replace
+
+    from tisa.experiments.glue.training import make_start
+
+    fitted = dict.fromkeys(replace(c, seed=0, frozen=False) for c in cells if c.init == "fit")
+    for number, cell in enumerate(fitted, start=1):
+        about = make_start(
+            cell, settings.starts, data_dir=settings.data_dir, device=settings.device
+        )
+        assert about is not None
+        print(
+            f"{number}/{len(fitted)} {cell.task} {about['start']}: {about['key']}, cosine to the "
+            f"original {about['cosine']:.4f}, fitted in {about['seconds']:.1f} s",
+            flush=True,
+        )
+    print(f"{len(fitted)} starts are in {settings.starts}")
 
 
 def _parts(text: str) -> list[str]:

@@ -5,6 +5,7 @@ reading.py    a task's rows, from official TSV files or the hub
 metrics.py    what GLUE counts
 batches.py    batches of similar length
 cell.py       one cell of the table, and the grid of them
+starts.py     fitted kernels, made once for all seeds and kept
 record.py     what a finished run leaves behind
 training.py   one cell in, its record out
 store.py      a folder of records that many processes write to

@@ -24,6 +24,8 @@ class Settings:
 
     data_dir: str | Path | None = None
     device: str | None = None
+    # Folder of what cells start from (`starts.py`); None keeps nothing.
+    starts: str | Path | None = None
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -141,7 +143,10 @@ class Pool:
 
 def _outcome(cell: Cell, settings: Settings, progress: Progress | None) -> Record | Exception:
     try:
-        return run(cell, data_dir=settings.data_dir, device=settings.device, progress=progress)
+        return run(
+            cell, data_dir=settings.data_dir, device=settings.device, progress=progress,
+            starts=settings.starts,
+        )  # fmt: skip
     except Exception as wrong:
         # A message travels between processes; an exception of another package may not.
         return RuntimeError(f"{type(wrong).__name__}: {wrong}")
