@@ -99,11 +99,16 @@ class Cell:
             if self.num_kernels == 0:
                 return "baseline"
             return f"S = {self.num_kernels}" + (", from zero" if self.init == "zero" else "")
+        return self.start + (", frozen" if self.frozen else "")
+
+    @property
+    def start(self) -> str:
+        """Return what stands in the positions' place before training, in (b)."""
         folded = "folded" if self.fold else "zeroed"
         if self.num_kernels == 0:
             return folded
         start = {"reference": "", "zero": ", from zero", "fit": ", fitted"}[self.init]
-        return f"{folded}, S = {self.num_kernels}{start}" + (", frozen" if self.frozen else "")
+        return f"{folded}, S = {self.num_kernels}{start}"
 
     @property
     def label(self) -> str:

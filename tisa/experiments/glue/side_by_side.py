@@ -22,6 +22,7 @@ from tisa.experiments.glue.cell import Cell
 from tisa.experiments.glue.metrics import score
 from tisa.experiments.glue.record import Record
 from tisa.experiments.glue.rows import Order, by_tokens, prepared
+from tisa.experiments.glue.starts import start_of
 from tisa.experiments.glue.summary import VARIANT
 from tisa.experiments.glue.tasks import Task, task_named
 from tisa.experiments.glue.training import (
@@ -29,7 +30,6 @@ from tisa.experiments.glue.training import (
     counts,
     is_bf16,
     made_on,
-    start_of,
     stock_model,
     total_steps,
 )
@@ -53,6 +53,7 @@ def run_stack(
     data_dir: str | Path | None = None,
     device: str | None = None,
     progress: Progress | None = None,
+    starts: str | Path | None = None,
 ) -> list[Record | Exception]:
     """Return the record of each cell, or why there is none; one that fails harms no other.
 
@@ -61,17 +62,23 @@ def run_stack(
         data_dir: folder of official GLUE files; None is the hub.
         device: "cpu" or "cuda"; None takes a GPU where there is one.
         progress: called with (steps done, steps).
+        starts: folder in which fitted kernels are kept for other seeds; None keeps none.
     """
     assert len({kind_of(cell) for cell in cells}) == 1
     place = torch.device("cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda")
-    return _Training(list(cells), data_dir, place, progress).outcomes()
+    return _Training(list(cells), data_dir, place, progress, starts).outcomes()
 
 
 class _Training:
     """One stack from its start to its records."""
 
     def __init__(
-        self, cells: list[Cell], data_dir: Any, device: torch.device, progress: Progress | None
+        self,
+        cells: list[Cell],
+        data_dir: Any,
+        device: torch.device,
+        progress: Progress | None,
+        starts: Any,
     ) -> None:
         self.started = time.perf_counter()
         self.cells = cells
@@ -80,9 +87,11 @@ class _Training:
         self.device = device
         self.data_dir = data_dir
         self.progress = progress
+        self.starts = starts
         self.failed: dict[int, Exception] = {}
         self.evaluations: list[list[dict[str, float]]] = [[] for _ in cells]
         self.counts: list[dict[str, int]] = [{} for _ in cells]
+        self.about_start: list[dict[str, Any] | None] = [None for _ in cells]
         self.converting = [0.0 for _ in cells]
         self.evaluating = 0.0
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=is_bf16(device))
@@ -128,6 +137,7 @@ class _Training:
                     **{f"dev{s}": len(rows.labels) for s, rows in self.data.dev.items()},
                 },
                 surroundings=surroundings,
+                start=self.about_start[number],
             )
             outcomes.append(record)
         return outcomes
@@ -160,12 +170,17 @@ class _Training:
                 begun = time.perf_counter()
                 _set_random_state(state)
                 try:
-                    model = start_of(cell, stock, self.data.tokenizer, self.data.train_rows)
-                except (ValueError, ArithmeticError) as wrong:
-                    self.failed[number] = wrong
+                    model = start_of(
+                        cell, stock, self.data.tokenizer, self.data.train_rows, self.starts
+                    )
+                except torch.OutOfMemoryError:
+                    raise
+                except Exception as wrong:
+                    self.failed[number] = RuntimeError(f"{type(wrong).__name__}: {wrong}")
                     model = stock
                 self.stack.put(number, model)
                 self.counts[number] = counts(model)
+                self.about_start[number] = getattr(model.config, "tisa", {}).get("fitted")
                 self.converting[number] = time.perf_counter() - begun
 
     def _train(self) -> tuple[Tensor, Order]:

@@ -19,6 +19,7 @@ from tisa.experiments.glue.cell import Cell
 from tisa.experiments.glue.metrics import score
 from tisa.experiments.glue.reading import Data, Example, read
 from tisa.experiments.glue.record import Record
+from tisa.experiments.glue.starts import start_of
 from tisa.experiments.glue.tasks import Task, task_named
 from tisa.experiments.record import surroundings
 from tisa.hf.parameters import is_score, parameter_groups, weight_groups
@@ -38,6 +39,7 @@ def run(
     data_dir: str | Path | None = None,
     device: str | None = None,
     progress: Progress | None = None,
+    starts: str | Path | None = None,
 ) -> Record:
     """Return the record of one fine-tuning.
 
@@ -49,6 +51,7 @@ def run(
         data_dir: folder of official GLUE files; None is the hub.
         device: "cpu" or "cuda"; None takes a GPU where there is one.
         progress: called with (steps done, steps).
+        starts: folder in which fitted kernels are kept for other seeds; None keeps none.
     """
     check_device(device)
     task = task_named(cell.task)
@@ -56,7 +59,7 @@ def run(
     micro = cell.batch_size
     while True:
         try:
-            return _run(cell, task, data, micro, device, progress)
+            return _run(cell, task, data, micro, device, progress, starts)
         except torch.OutOfMemoryError:
             if micro % 2:
                 raise
@@ -69,6 +72,24 @@ def run(
             torch.cuda.empty_cache()
 
 
+def make_start(
+    cell: Cell, starts: str | Path, *, data_dir: str | Path | None = None, device: str | None = None
+) -> dict[str, Any] | None:
+    """Keep what a cell starts from in the folder `starts`; return what is known of it.
+
+    None where there is nothing to keep: all but fitted kernels are made in a moment.
+    """
+    check_device(device)
+    if cell.init != "fit":
+        return None
+    task = task_named(cell.task)
+    tokenizer, model, length = _stock(cell, task)
+    train = tokenized(read(task, data_dir).train[: cell.train_rows], task, tokenizer, length)
+    if device != "cpu" and torch.cuda.is_available():
+        model.cuda()
+    return start_of(cell, model, tokenizer, train, starts).config.tisa["fitted"]
+
+
 def check_device(device: str | None) -> None:
     """Refuse a device that is not there."""
     if device not in (None, "cpu", "cuda"):
@@ -78,13 +99,16 @@ def check_device(device: str | None) -> None:
 
 
 def _run(
-    cell: Cell, task: Task, data: Data, micro: int, device: str | None, progress: Progress | None
+    cell: Cell,
+    task: Task,
+    data: Data,
+    micro: int,
+    device: str | None,
+    progress: Progress | None,
+    starts: str | Path | None,
 ) -> Record:
     started = time.perf_counter()
-    transformers.set_seed(cell.seed)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(cell.model)
-    model = stock_model(cell, task)
-    length = min(cell.max_length, tisa.hf.calibration.length_limit(model))
+    tokenizer, model, length = _stock(cell, task)
     train = tokenized(data.train[: cell.train_rows], task, tokenizer, length)
     # By length, so that dev batches have no padding to speak of; no metric asks for the order.
     dev = {
@@ -95,7 +119,7 @@ def _run(
         arguments = _arguments(cell, micro, len(train), device, folder)
         model.to(arguments.device)
         prepared = time.perf_counter()
-        model = start_of(cell, model, tokenizer, train)
+        model = start_of(cell, model, tokenizer, train, starts)
         fitted = time.perf_counter()
         trainer = _Trainer(cell, task, model, arguments, train, dev, tokenizer, progress)
         done = trainer.train()
@@ -125,6 +149,7 @@ def _run(
         data=data.fingerprint(),
         rows={"train": len(train), **{f"dev{suffix}": len(rows) for suffix, rows in dev.items()}},
         surroundings=made_on(arguments.device),
+        start=getattr(model.config, "tisa", {}).get("fitted"),
     )
 
 
@@ -141,6 +166,14 @@ def made_on(device: torch.device) -> dict[str, Any]:
         "precision": "bf16" if is_bf16(device) else "float32",
         "threads": torch.get_num_threads(),
     }
+
+
+def _stock(cell: Cell, task: Task) -> tuple[Any, Any, int]:
+    """Return the tokenizer, the model with a new head of the seed, and how many tokens it takes."""
+    transformers.set_seed(cell.seed)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(cell.model)
+    model = stock_model(cell, task)
+    return tokenizer, model, min(cell.max_length, tisa.hf.calibration.length_limit(model))
 
 
 def stock_model(cell: Cell, task: Task) -> Any:
@@ -161,27 +194,6 @@ def stock_model(cell: Cell, task: Task) -> Any:
         )
     with _quiet():
         return auto.from_pretrained(cell.model, config=config, dtype=torch.float32)
-
-
-def start_of(cell: Cell, model: Any, tokenizer: Any, train: list[Row]) -> Any:
-    """Return the model that is trained: converted, and frozen where the cell says so."""
-    if cell.positions == "keep" and cell.num_kernels == 0:
-        return model
-    chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
-    rows = [train[i] for i in chosen[: cell.calibration_rows].tolist()]
-    converted = tisa.hf.convert(
-        model,
-        num_kernels=cell.num_kernels,
-        positions=cell.positions,
-        init=cell.init,
-        fold=cell.fold,
-        calibration=rows if cell.fold or cell.init == "fit" else None,
-        tokenizer=tokenizer,
-    )
-    for name, parameter in converted.named_parameters():
-        if "offset_scores" in name and (cell.frozen or parameter.numel() == 0):
-            parameter.requires_grad_(False)
-    return converted
 
 
 def tokenized(examples: list[Example], task: Task, tokenizer: Any, length: int) -> list[Row]:
