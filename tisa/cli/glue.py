@@ -69,6 +69,8 @@ def command(
     Examples: `tisa glue albert-base-v2 --out table3`,
     `tisa glue MODEL --tasks cola,rte --data-dir glue --seeds 3 --epochs 3 --out small --dry-run`
     """
+    from functools import partial
+
     from rich.console import Console
 
     from tisa.experiments.glue.cell import grid
@@ -81,6 +83,8 @@ def command(
 
     if executor not in ("in-process", "pool", "stacked"):
         raise ValueError(f"--executor: expected in-process, pool or stacked, got {executor!r}")
+    if stack < 1:
+        raise ValueError(f"--stack: expected at least 1, got {stack}")
     if seeds < 1:
         raise ValueError(f"--seeds: expected at least 1, got {seeds}")
     recipe: dict[str, Any] = dict(
@@ -111,14 +115,12 @@ def command(
     together = None
     if executor == "stacked":
         check_stackable(_parts(model))
-
-        def together(waiting: Any) -> Any:
-            return stacks(waiting, stack)
-
+        together = partial(stacks, size=stack)
     if dry_run:
         _print_plan(lines, several)
         if executor == "stacked":
-            _print_stacks(stacks([c for c in cells if c.key not in store.done()], stack))
+            done = store.done()
+            _print_stacks(stacks([c for c in cells if c.key not in done], stack))
         return
     if only_starts:
         _make_starts(cells, settings)

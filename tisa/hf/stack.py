@@ -220,8 +220,7 @@ class Stack(nn.Module):
         norms = [torch.linalg.vector_norm(g, dim=tuple(range(1, g.ndim))) for g in grads]
         total = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
-        for grad in grads:
-            grad.mul_(factor.view(-1, *[1] * (grad.ndim - 1)))
+        torch._foreach_mul_(grads, [factor.view(-1, *[1] * (g.ndim - 1)) for g in grads])
         return total
 
     def _partly_trained(self) -> list[tuple[Any, Tensor]]:
