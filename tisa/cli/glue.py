@@ -28,6 +28,9 @@ def command(
         str, typer.Option(help="What replaces removed positions: no (nothing), yes (their means).")
     ] = "no",
     frozen: Annotated[str, typer.Option(help="Fitted kernels: no (trained), yes (not).")] = "no",
+    distil: Annotated[
+        str, typer.Option(help="Steps towards the original, after the fit, before training.")
+    ] = "0",
     seeds: Annotated[int, typer.Option(help="How many seeds, from --seed on.")] = 5,
     seed: Annotated[int, typer.Option(help="The first of the seeds.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
@@ -87,16 +90,19 @@ def command(
     cells = grid(
         _parts(model),
         _parts(tasks),
-        kernels=[_whole(part) for part in _parts(kernels)],
+        kernels=_whole("--kernels", kernels),
         positions=_chosen("--positions", positions, ("keep", "replace")),
         starts=_chosen("--init", init, ("reference", "zero", "fit")),
         folds=_answers("--fold", fold),
         frozen=_answers("--frozen", frozen),
+        distil=_whole("--distil", distil),
         seeds=range(seed, seed + seeds),
         **{name: value for name, value in recipe.items() if value is not None},
     )
     if not cells:
-        raise ValueError("no cells: --frozen yes needs --init fit, and that --positions replace")
+        raise ValueError(
+            "no cells: --frozen yes and --distil need --init fit, and that --positions replace"
+        )
     settings = Settings(data_dir, device, out / "starts")
     store = Store(out)
     # Reads data and models: what is wrong with them is said before hours are spent.
@@ -139,10 +145,11 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError(f"--kernels: expected whole numbers with commas, got {text!r}")
-    return int(text)
+def _whole(option: str, text: str) -> list[int]:
+    parts = _parts(text)
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise ValueError(f"{option}: expected whole numbers with commas, got {text!r}")
+    return [int(part) for part in parts]
 
 
 def _chosen(option: str, text: str, allowed: tuple[str, ...]) -> Any:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from typing import Any, Literal
 
@@ -12,14 +12,19 @@ from tisa.experiments.glue.tasks import task_named
 Start = Literal["zero", "reference", "fit"]
 Positions = Literal["keep", "replace"]
 
+# Fields that came later: where they have their defaults, a cell keeps the key that it had.
+LATER = ("distil",)
+
 
 @dataclass(frozen=True)
 class Cell:
     """All that determines a run: the model, the task, its positions, the recipe, the seed.
 
     `positions`, `init` and `fold` are those of `tisa.hf.convert`. `num_kernels` is the paper's S; 0
-    with "keep" is the model as it was published. `frozen`: kernels are not trained. A recipe has
-    `steps` or, where they are None, `epochs`. `warmup` is a share of the steps.
+    with "keep" is the model as it was published. `frozen`: kernels are not trained. `distil`: the
+    fitted start is first trained for so many steps towards the original on the task's texts
+    (`tisa.hf.distil`). A recipe has `steps` or, where they are None, `epochs`.
+    `warmup` is a share of the steps.
     """
 
     model: str
@@ -42,6 +47,7 @@ class Cell:
     train_rows: int | None = None
     evaluations: int = 4
     calibration_rows: int = 192
+    distil: int = 0
 
     def __post_init__(self) -> None:
         task_named(self.task)
@@ -60,6 +66,8 @@ class Cell:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: expected at least 1, or None, got {value}")
+        if self.distil < 0:
+            raise ValueError(f"distil: expected 0 steps or more, got {self.distil}")
         if self.num_kernels < 0 or self.learning_rate <= 0 or self.epochs <= 0:
             raise ValueError(
                 "num_kernels must be 0 or more, learning_rate and epochs above 0, got "
@@ -69,8 +77,9 @@ class Cell:
             raise ValueError(f"warmup: expected a share of the steps below 1, got {self.warmup}")
         if self != self._plain():
             raise ValueError(
-                'init="fit" and fold are for positions="replace", frozen for init="fit", and '
-                f'without kernels init is "zero"; got {self.variant}, frozen={self.frozen}'
+                'init="fit" and fold are for positions="replace", frozen and distil for '
+                f'init="fit", and without kernels init is "zero"; got {self.variant}, '
+                f"frozen={self.frozen}, distil={self.distil}"
             )
 
     def _plain(self) -> "Cell":
@@ -82,14 +91,18 @@ class Cell:
             changes["init"] = "reference"
         if self.num_kernels == 0 and self.init != "zero":
             changes["init"] = "zero"
-        if self.frozen and (self.init != "fit" or self.num_kernels == 0):
-            changes["frozen"] = False
+        if (self.frozen or self.distil) and (self.init != "fit" or self.num_kernels == 0):
+            changes |= {"frozen": False, "distil": 0}
         return replace(self, **changes) if changes else self
 
     @property
     def key(self) -> str:
         """Return 16 hexadecimal digits that name this cell among all others."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        values = asdict(self)
+        for field in fields(self):
+            if field.name in LATER and values[field.name] == field.default:
+                del values[field.name]
+        text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -108,7 +121,8 @@ class Cell:
         if self.num_kernels == 0:
             return folded
         start = {"reference": "", "zero": ", from zero", "fit": ", fitted"}[self.init]
-        return f"{folded}, S = {self.num_kernels}{start}"
+        distilled = f", distilled {self.distil}" if self.distil else ""
+        return f"{folded}, S = {self.num_kernels}{start}{distilled}"
 
     @property
     def label(self) -> str:
@@ -138,6 +152,7 @@ def grid(
     starts: Sequence[Start] = ("reference",),
     folds: Sequence[bool] = (False,),
     frozen: Sequence[bool] = (False,),
+    distil: Sequence[int] = (0,),
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     **recipe: Any,
 ) -> list[Cell]:
@@ -148,15 +163,18 @@ def grid(
     if "epochs" in recipe:
         recipe = {"steps": None, **recipe}
     cells: dict[Cell, None] = {}
-    for seed, model, task, place, size, start, fold, fixed in product(
-        seeds, models, tasks, positions, kernels, starts, folds, frozen
+    for seed, model, task, place, size, start, fold, fixed, towards in product(
+        seeds, models, tasks, positions, kernels, starts, folds, frozen, distil
     ):
         effective = size > 0 and start == "fit" and place == "replace"
-        if (start == "fit" and place == "keep" and size > 0) or (fixed and not effective):
+        if start == "fit" and place == "keep" and size > 0:
+            continue
+        if (fixed or towards) and not effective:
             continue
         cell = Cell(
             model, task, size, place, "zero" if size == 0 else start,
-            fold and place == "replace", fixed, seed, **{**recipe_of(task), **recipe},
+            fold and place == "replace", fixed, seed, distil=towards,
+            **{**recipe_of(task), **recipe},
         )  # fmt: skip
         cells[cell] = None
     return list(cells)
