@@ -31,6 +31,9 @@ def command(
     distil: Annotated[
         str, typer.Option(help="Steps towards the original, after the fit, before training.")
     ] = "0",
+    rows: Annotated[
+        str, typer.Option(help="Rows of the table by name, with ; between, instead of all these.")
+    ] = "",
     seeds: Annotated[int, typer.Option(help="How many seeds, from --seed on.")] = 5,
     seed: Annotated[int, typer.Option(help="The first of the seeds.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
@@ -40,6 +43,8 @@ def command(
     scores_learning_rate: Annotated[
         float | None, typer.Option(help="Of the kernels; by default ten times the other.")
     ] = None,
+    warmup: Annotated[float | None, typer.Option(help="A share of the steps.")] = None,
+    dropout: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Tokens; 512 by default.")] = None,
     train_rows: Annotated[
         int | None, typer.Option(help="Only the first so many training rows.")
@@ -83,7 +88,7 @@ def command(
     recipe: dict[str, Any] = dict(
         steps=steps, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
         scores_learning_rate=scores_learning_rate, max_length=max_length, train_rows=train_rows,
-        evaluations=evaluations,
+        evaluations=evaluations, warmup=warmup, dropout=dropout,
     )  # fmt: skip
     if steps is not None and epochs is not None:
         raise ValueError("--steps and --epochs: expected one of them, got both")
@@ -96,6 +101,7 @@ def command(
         folds=_answers("--fold", fold),
         frozen=_answers("--frozen", frozen),
         distil=_whole("--distil", distil),
+        rows=[row for row in rows.split(";") if row.strip()],
         seeds=range(seed, seed + seeds),
         **{name: value for name, value in recipe.items() if value is not None},
     )

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
@@ -143,6 +144,33 @@ def recipe_of(task: str) -> dict[str, Any]:
     }
 
 
+def row_named(name: str) -> dict[str, Any]:
+    """Return the fields of a cell of that row of the table: the reverse of `Cell.variant`."""
+    match = _ROW.fullmatch(" ".join(name.split()))
+    if match is None:
+        raise ValueError(
+            "rows: expected names as in the first column of the table (baseline; S = 5; zeroed; "
+            f"zeroed, S = 5; folded, S = 5, fitted, distilled 30, frozen), got {name!r}"
+        )
+    gone, size = match["gone"], int(match["size"] or 0)
+    start: Start = "fit" if match["fit"] else "zero" if match["zero"] or not size else "reference"
+    return {
+        "num_kernels": size,
+        "positions": "replace" if gone else "keep",
+        "init": start,
+        "fold": gone == "folded",
+        "frozen": match["frozen"] is not None,
+        "distil": int(match["distil"] or 0),
+    }
+
+
+_ROW = re.compile(
+    r"baseline|(?=.)(?P<gone>zeroed|folded)?"
+    r"(?:(?:^|, )S = (?P<size>[1-9]\d*)(?P<zero>, from zero)?(?P<fit>, fitted)?"
+    r"(?:, distilled (?P<distil>[1-9]\d*))?(?P<frozen>, frozen)?)?"
+)
+
+
 def grid(
     models: Sequence[str],
     tasks: Sequence[str],
@@ -153,28 +181,38 @@ def grid(
     folds: Sequence[bool] = (False,),
     frozen: Sequence[bool] = (False,),
     distil: Sequence[int] = (0,),
+    rows: Sequence[str] = (),
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     **recipe: Any,
 ) -> list[Cell]:
     """Return every cell of the product once, seed by seed; what has no effect is left out.
 
+    `rows` are names of the table's rows, in place of the product from `kernels` to `distil`.
     `recipe` replaces fields of the tasks' own recipes. `epochs` given without `steps` counts.
     """
     if "epochs" in recipe:
         recipe = {"steps": None, **recipe}
+    variants = [row_named(name) for name in rows]
+    if not rows:
+        for place, size, start, fold, fixed, towards in product(
+            positions, kernels, starts, folds, frozen, distil
+        ):
+            effective = size > 0 and start == "fit" and place == "replace"
+            if start == "fit" and place == "keep" and size > 0:
+                continue
+            if (fixed or towards) and not effective:
+                continue
+            variants.append(
+                {
+                    "num_kernels": size,
+                    "positions": place,
+                    "init": "zero" if size == 0 else start,
+                    "fold": fold and place == "replace",
+                    "frozen": fixed,
+                    "distil": towards,
+                }
+            )
     cells: dict[Cell, None] = {}
-    for seed, model, task, place, size, start, fold, fixed, towards in product(
-        seeds, models, tasks, positions, kernels, starts, folds, frozen, distil
-    ):
-        effective = size > 0 and start == "fit" and place == "replace"
-        if start == "fit" and place == "keep" and size > 0:
-            continue
-        if (fixed or towards) and not effective:
-            continue
-        cell = Cell(
-            model, task, size, place, "zero" if size == 0 else start,
-            fold and place == "replace", fixed, seed, distil=towards,
-            **{**recipe_of(task), **recipe},
-        )  # fmt: skip
-        cells[cell] = None
+    for seed, model, task, variant in product(seeds, models, tasks, variants):
+        cells[Cell(model, task, seed=seed, **variant, **{**recipe_of(task), **recipe})] = None
     return list(cells)
