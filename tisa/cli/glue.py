@@ -51,9 +51,14 @@ def command(
     ] = None,
     evaluations: Annotated[int | None, typer.Option(help="On the dev set; 4 by default.")] = None,
     executor: Annotated[
-        str, typer.Option(help="in-process, or pool: several processes (--workers).")
+        str,
+        typer.Option(
+            help="in-process; pool: several processes (--workers); stacked: many cells side by "
+            "side as one batched model (--stack)."
+        ),
     ] = "in-process",
     workers: Annotated[int, typer.Option(help="Processes of the pool.")] = 2,
+    stack: Annotated[int, typer.Option(help="Cells side by side, at most.")] = 32,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
     ] = None,
@@ -78,11 +83,12 @@ def command(
     from tisa.experiments.glue.executors import InProcess, Pool, Settings
     from tisa.experiments.glue.live import LiveView
     from tisa.experiments.glue.plan import plan
+    from tisa.experiments.glue.stacked import Stacked, check_stackable, stacks
     from tisa.experiments.glue.store import Store
     from tisa.experiments.glue.sweep import sweep
 
-    if executor not in ("in-process", "pool"):
-        raise ValueError(f"--executor: expected in-process or pool, got {executor!r}")
+    if executor not in ("in-process", "pool", "stacked"):
+        raise ValueError(f"--executor: expected in-process, pool or stacked, got {executor!r}")
     if seeds < 1:
         raise ValueError(f"--seeds: expected at least 1, got {seeds}")
     recipe: dict[str, Any] = dict(
@@ -114,15 +120,29 @@ def command(
     # Reads data and models: what is wrong with them is said before hours are spent.
     lines = plan(cells, store.records(), settings)
     several = workers if executor == "pool" else 1
+    together = None
+    if executor == "stacked":
+        check_stackable(_parts(model))
+
+        def together(waiting: Any) -> Any:
+            return stacks(waiting, stack)
+
     if dry_run:
         _print_plan(lines, several)
+        if executor == "stacked":
+            _print_stacks(stacks([c for c in cells if c.key not in store.done()], stack))
         return
     if only_starts:
         _make_starts(cells, settings)
         return
     with LiveView(store, several, Console(stderr=True)) as view:
-        place = Pool(settings, workers) if executor == "pool" else InProcess(settings, view.step)
-        failed = sweep(cells, store, place, view)
+        if executor == "pool":
+            place: Any = Pool(settings, workers)
+        elif executor == "stacked":
+            place = Stacked(settings, stack, view.step)
+        else:
+            place = InProcess(settings, view.step)
+        failed = sweep(cells, store, place, view, together)
     print(f"{len(cells) - len(failed)} of {len(cells)} cells are in {store.path}")
     if failed:
         raise typer.Exit(1)
@@ -201,3 +221,15 @@ def _print_plan(lines: list[Any], workers: int) -> None:
     elif left:
         seconds = sum(line.seconds for line in lines) / workers
         print(f"About {spoken(seconds)}, from the runs in the folder.")
+
+
+def _print_stacks(made: list[Any]) -> None:
+    from tisa.experiments.glue.tasks import task_named
+
+    print(f"{len(made)} stacks:")
+    for stack in made:
+        seeds = sorted({cell.seed for cell in stack})
+        print(
+            f"  {Path(stack[0].model).name} {task_named(stack[0].task).title}: {len(stack)} cells, "
+            f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+        )

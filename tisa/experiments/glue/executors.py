@@ -1,4 +1,4 @@
-"""Where cells are run: in this process, or in several beside it.
+"""Where cells are run: in this process, or in several beside it (`stacked.py` has another).
 
 An executor is given cells while it has room for more, and asked for what is finished.
 """
@@ -74,7 +74,7 @@ class InProcess:
             time.sleep(0.2)
             return []
         cell, self._next = self._next, None
-        return [(cell, _outcome(cell, self.settings, self.progress))]
+        return [(cell, outcome(cell, self.settings, self.progress))]
 
     def close(self) -> None:
         """Do nothing: nothing runs between two calls."""
@@ -107,7 +107,7 @@ class Pool:
                 initializer=_begin,
                 initargs=(os.getpid(), torch.get_num_threads()),
             )
-        self._running[self._started.submit(_outcome, cell, self.settings, None)] = cell
+        self._running[self._started.submit(outcome, cell, self.settings, None)] = cell
 
     def collect(self) -> list[Finished]:
         """Return the cells that have ended; those of a process that was lost are tried again."""
@@ -141,7 +141,8 @@ class Pool:
                 process.terminate()
 
 
-def _outcome(cell: Cell, settings: Settings, progress: Progress | None) -> Record | Exception:
+def outcome(cell: Cell, settings: Settings, progress: Progress | None) -> Record | Exception:
+    """Return the record of a cell that is run here and now, or what is wrong."""
     try:
         return run(
             cell, data_dir=settings.data_dir, device=settings.device, progress=progress,

@@ -145,17 +145,27 @@ def _run(
             "evaluate": round(trainer.evaluating, 3),
         },
         micro_batch_size=micro,
-        parameters=_counts(model),
+        parameters=counts(model),
         data=data.fingerprint(),
         rows={"train": len(train), **{f"dev{suffix}": len(rows) for suffix, rows in dev.items()}},
-        surroundings={
-            **surroundings(" ".join(["tisa", *sys.argv[1:]]), arguments.device),
-            **{name: importlib.metadata.version(name) for name in PACKAGES},
-            "precision": "bf16" if arguments.bf16 else "float32",
-            "threads": torch.get_num_threads(),
-        },
+        surroundings=made_on(arguments.device),
         start=getattr(model.config, "tisa", {}).get("fitted"),
     )
+
+
+def is_bf16(device: torch.device) -> bool:
+    """Return whether cells are trained in bfloat16 there: on GPUs that have it."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported()
+
+
+def made_on(device: torch.device) -> dict[str, Any]:
+    """Return what a record says of where it was made, and with what."""
+    return {
+        **surroundings(" ".join(["tisa", *sys.argv[1:]]), device),
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        "precision": "bf16" if is_bf16(device) else "float32",
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _stock(cell: Cell, task: Task) -> tuple[Any, Any, int]:
@@ -224,7 +234,7 @@ def _arguments(cell: Cell, micro: int, rows: int, device: str | None, folder: st
         lr_scheduler_type="linear",
         seed=cell.seed,
         use_cpu=not on_gpu,
-        bf16=on_gpu and torch.cuda.is_bf16_supported(),
+        bf16=is_bf16(torch.device("cuda" if on_gpu else "cpu")),
         eval_strategy="steps",
         eval_steps=math.ceil(steps / cell.evaluations),
         save_strategy="no",
@@ -318,13 +328,14 @@ class _Trainer(transformers.Trainer):
         return found
 
 
-def _counts(model: Any) -> dict[str, int]:
-    counts = {"all": 0, "trained": 0, "scores": 0}
+def counts(model: Any) -> dict[str, int]:
+    """Return how many parameters a model has, trains, and has for positions."""
+    found = {"all": 0, "trained": 0, "scores": 0}
     for name, parameter in model.named_parameters():
-        counts["all"] += parameter.numel()
-        counts["trained"] += parameter.numel() * parameter.requires_grad
-        counts["scores"] += parameter.numel() * is_score(name)
-    return counts
+        found["all"] += parameter.numel()
+        found["trained"] += parameter.numel() * parameter.requires_grad
+        found["scores"] += parameter.numel() * is_score(name)
+    return found
 
 
 class _quiet:  # noqa: N801
