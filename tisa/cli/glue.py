@@ -54,10 +54,16 @@ def command(
         str,
         typer.Option(
             help="in-process; pool: several processes (--workers); stacked: many cells side by "
-            "side as one batched model (--stack)."
+            "side as one batched model (--stack); ray: on a cluster (--address, --workers)."
         ),
     ] = "in-process",
-    workers: Annotated[int, typer.Option(help="Processes of the pool.")] = 2,
+    workers: Annotated[
+        int, typer.Option(help="Processes of the pool, cells at a time on the cluster.")
+    ] = 2,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Of a Ray cluster: host:port, auto; by default one on this machine."),
+    ] = None,
     stack: Annotated[int, typer.Option(help="Cells side by side, at most.")] = 32,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
@@ -82,13 +88,16 @@ def command(
     from tisa.experiments.glue.cell import grid
     from tisa.experiments.glue.executors import InProcess, Pool, Settings
     from tisa.experiments.glue.live import LiveView
+    from tisa.experiments.glue.on_ray import OnRay
     from tisa.experiments.glue.plan import plan
     from tisa.experiments.glue.stacked import Stacked, check_stackable, stacks
     from tisa.experiments.glue.store import Store
     from tisa.experiments.glue.sweep import sweep
 
-    if executor not in ("in-process", "pool", "stacked"):
-        raise ValueError(f"--executor: expected in-process, pool or stacked, got {executor!r}")
+    if executor not in ("in-process", "pool", "stacked", "ray"):
+        raise ValueError(f"--executor: expected in-process, pool, stacked or ray, got {executor!r}")
+    if address is not None and executor != "ray":
+        raise ValueError(f"--address is for --executor ray, got --executor {executor}")
     if seeds < 1:
         raise ValueError(f"--seeds: expected at least 1, got {seeds}")
     recipe: dict[str, Any] = dict(
@@ -119,7 +128,7 @@ def command(
     store = Store(out)
     # Reads data and models: what is wrong with them is said before hours are spent.
     lines = plan(cells, store.records(), settings)
-    several = workers if executor == "pool" else 1
+    several = workers if executor in ("pool", "ray") else 1
     together = None
     if executor == "stacked":
         check_stackable(_parts(model))
@@ -138,6 +147,8 @@ def command(
     with LiveView(store, several, Console(stderr=True)) as view:
         if executor == "pool":
             place: Any = Pool(settings, workers)
+        elif executor == "ray":
+            place = OnRay(settings, address, workers)
         elif executor == "stacked":
             place = Stacked(settings, stack, view.step)
         else:
