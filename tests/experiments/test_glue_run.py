@@ -145,6 +145,27 @@ def test_the_grid_has_every_cell_once_and_none_without_meaning():
     assert seeds == sorted(seeds)
 
 
+def test_rows_are_named_as_in_the_table():
+    """Every cell of the largest grid from the name of its row."""
+    cells = grid(
+        ["m"], ["cola"], starts=("reference", "zero", "fit"), folds=(False, True),
+        frozen=(False, True), distil=(0, 30), seeds=(0,),
+    )  # fmt: skip
+    assert grid(["m"], ["cola"], rows=[c.variant for c in cells], seeds=(0,)) == cells
+    for wrong in (
+        "",
+        "S = 0",
+        "S = 5, zeroed",
+        "zeroed S = 5",
+        "baseline, S = 5",
+        "folded, fitted",
+    ):
+        with pytest.raises(ValueError, match="first column of the table"):
+            grid(["m"], ["cola"], rows=[wrong])
+    with pytest.raises(ValueError, match='distil for init="fit"'):
+        grid(["m"], ["cola"], rows=["zeroed, S = 5, distilled 30"])
+
+
 def test_a_line_that_is_no_record_is_refused(data_dir, model):
     with pytest.raises(ValueError, match="expected a record"):
         record_of("{}")

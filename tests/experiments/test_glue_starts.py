@@ -10,10 +10,11 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
+import tisa.hf
 from little_glue import make_data, make_model
 from tisa import cli
 from tisa.experiments.glue import starts, training
-from tisa.experiments.glue.cell import Cell
+from tisa.experiments.glue.cell import Cell, grid
 from tisa.experiments.glue.training import make_start, run
 
 SMALL = dict(steps=2, batch_size=8, learning_rate=1e-3, evaluations=1, calibration_rows=8)
@@ -46,16 +47,16 @@ def test_a_start_is_made_once_for_all_seeds(data_dir, model, tmp_path, monkeypat
     again = run(cell, data_dir=data_dir, starts=tmp_path)
     assert again.start == first.start
     assert again.numbers() == first.numbers() == alone.numbers()
-    for other in (dict(seed=1), dict(frozen=True), dict(learning_rate=1e-4)):
+    for other in (dict(seed=1), dict(frozen=True)):
         run(dataclasses.replace(cell, **other), data_dir=data_dir, starts=tmp_path)
     assert files(tmp_path) == [name]
 
 
-def test_what_matters_is_in_the_key(data_dir, model, tmp_path):
+def test_what_matters_is_in_the_key(data_dir, model, tmp_path, monkeypatch):
     cell = Cell(model, "cola", **FITTED, **SMALL)
     others = [
         dict(), dict(num_kernels=1), dict(fold=False), dict(task="rte"), dict(calibration_rows=7),
-        dict(train_rows=12), dict(max_length=6),
+        dict(train_rows=12), dict(max_length=6), dict(distil=1), dict(distil=2),
     ]  # fmt: skip
     changed = transformers.AutoModel.from_pretrained(model)
     with torch.no_grad():
@@ -63,6 +64,8 @@ def test_what_matters_is_in_the_key(data_dir, model, tmp_path):
     transformers.AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "other")
     changed.save_pretrained(tmp_path / "other")
     others.append(dict(model=str(tmp_path / "other")))
+    monkeypatch.setattr(starts, "fit_scores", lambda *arguments: [])
+    monkeypatch.setattr(tisa.hf, "distil", lambda *arguments, **named: [1.0])
     found = {
         make_start(dataclasses.replace(cell, **o), tmp_path, data_dir=data_dir)["key"]
         for o in others
@@ -83,6 +86,32 @@ def test_a_copy_in_float16_elsewhere_has_the_same_start(data_dir, model, tmp_pat
     assert found == made
     # Where it came from, not where it is used.
     assert found["model"] == model
+
+
+def test_a_distilled_start_begins_with_the_fitted_one(data_dir, model, tmp_path, monkeypatch):
+    cell = Cell(model, "cola", **{**FITTED, "fold": False}, **SMALL)
+    fitted = make_start(cell, tmp_path, data_dir=data_dir)
+    monkeypatch.setattr(starts, "fit_scores", None)
+    distilled = dataclasses.replace(cell, distil=20)
+    record = run(distilled, data_dir=data_dir, starts=tmp_path)
+    assert len(files(tmp_path)) == 2
+    assert record.start["cosine"] > fitted["cosine"]
+    assert record.start["start"] == "zeroed, S = 2, fitted, distilled 20"
+    assert "folded, S = 2, fitted, distilled 20, frozen" in {
+        c.variant
+        for c in grid([model], ["cola"], starts=["fit"], folds=[True], frozen=[True], kernels=[2],
+                      distil=[0, 20])
+    }  # fmt: skip
+    monkeypatch.setattr(tisa.hf, "distil", None)
+    again = run(distilled, data_dir=data_dir, starts=tmp_path)
+    assert again.numbers() == record.numbers()
+
+
+def test_a_new_field_leaves_the_keys_of_old_records(model):
+    assert Cell("m", "cola").key == "c16a572ec650b17e"
+    assert Cell(model, "cola", **FITTED, distil=1).key != Cell(model, "cola", **FITTED).key
+    with pytest.raises(ValueError, match='distil for init="fit"'):
+        Cell("m", "cola", distil=1)
 
 
 def test_two_at_once_fit_once(data_dir, model, tmp_path, monkeypatch):

@@ -28,6 +28,12 @@ def command(
         str, typer.Option(help="What replaces removed positions: no (nothing), yes (their means).")
     ] = "no",
     frozen: Annotated[str, typer.Option(help="Fitted kernels: no (trained), yes (not).")] = "no",
+    distil: Annotated[
+        str, typer.Option(help="Steps towards the original, after the fit, before training.")
+    ] = "0",
+    rows: Annotated[
+        str, typer.Option(help="Rows of the table by name, with ; between, instead of all these.")
+    ] = "",
     seeds: Annotated[int, typer.Option(help="How many seeds, from --seed on.")] = 5,
     seed: Annotated[int, typer.Option(help="The first of the seeds.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
@@ -37,6 +43,8 @@ def command(
     scores_learning_rate: Annotated[
         float | None, typer.Option(help="Of the kernels; by default ten times the other.")
     ] = None,
+    warmup: Annotated[float | None, typer.Option(help="A share of the steps.")] = None,
+    dropout: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Tokens; 512 by default.")] = None,
     train_rows: Annotated[
         int | None, typer.Option(help="Only the first so many training rows.")
@@ -46,10 +54,16 @@ def command(
         str,
         typer.Option(
             help="in-process; pool: several processes (--workers); stacked: many cells side by "
-            "side as one batched model (--stack)."
+            "side as one batched model (--stack); ray: on a cluster (--address, --workers)."
         ),
     ] = "in-process",
-    workers: Annotated[int, typer.Option(help="Processes of the pool.")] = 2,
+    workers: Annotated[
+        int, typer.Option(help="Processes of the pool, cells at a time on the cluster.")
+    ] = 2,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Of a Ray cluster: host:port, auto; by default one on this machine."),
+    ] = None,
     stack: Annotated[int, typer.Option(help="Cells side by side, at most.")] = 32,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
@@ -76,13 +90,16 @@ def command(
     from tisa.experiments.glue.cell import grid
     from tisa.experiments.glue.executors import InProcess, Pool, Settings
     from tisa.experiments.glue.live import LiveView
+    from tisa.experiments.glue.on_ray import OnRay
     from tisa.experiments.glue.plan import plan
     from tisa.experiments.glue.stacked import Stacked, check_stackable, stacks
     from tisa.experiments.glue.store import Store
     from tisa.experiments.glue.sweep import sweep
 
-    if executor not in ("in-process", "pool", "stacked"):
-        raise ValueError(f"--executor: expected in-process, pool or stacked, got {executor!r}")
+    if executor not in ("in-process", "pool", "stacked", "ray"):
+        raise ValueError(f"--executor: expected in-process, pool, stacked or ray, got {executor!r}")
+    if address is not None and executor != "ray":
+        raise ValueError(f"--address is for --executor ray, got --executor {executor}")
     if stack < 1:
         raise ValueError(f"--stack: expected at least 1, got {stack}")
     if seeds < 1:
@@ -90,28 +107,32 @@ def command(
     recipe: dict[str, Any] = dict(
         steps=steps, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
         scores_learning_rate=scores_learning_rate, max_length=max_length, train_rows=train_rows,
-        evaluations=evaluations,
+        evaluations=evaluations, warmup=warmup, dropout=dropout,
     )  # fmt: skip
     if steps is not None and epochs is not None:
         raise ValueError("--steps and --epochs: expected one of them, got both")
     cells = grid(
         _parts(model),
         _parts(tasks),
-        kernels=[_whole(part) for part in _parts(kernels)],
+        kernels=_whole("--kernels", kernels),
         positions=_chosen("--positions", positions, ("keep", "replace")),
         starts=_chosen("--init", init, ("reference", "zero", "fit")),
         folds=_answers("--fold", fold),
         frozen=_answers("--frozen", frozen),
+        distil=_whole("--distil", distil),
+        rows=[row for row in rows.split(";") if row.strip()],
         seeds=range(seed, seed + seeds),
         **{name: value for name, value in recipe.items() if value is not None},
     )
     if not cells:
-        raise ValueError("no cells: --frozen yes needs --init fit, and that --positions replace")
+        raise ValueError(
+            "no cells: --frozen yes and --distil need --init fit, and that --positions replace"
+        )
     settings = Settings(data_dir, device, out / "starts")
     store = Store(out)
     # Reads data and models: what is wrong with them is said before hours are spent.
     lines = plan(cells, store.records(), settings)
-    several = workers if executor == "pool" else 1
+    several = workers if executor in ("pool", "ray") else 1
     together = None
     if executor == "stacked":
         check_stackable(_parts(model))
@@ -128,6 +149,8 @@ def command(
     with LiveView(store, several, Console(stderr=True)) as view:
         if executor == "pool":
             place: Any = Pool(settings, workers)
+        elif executor == "ray":
+            place = OnRay(settings, address, workers)
         elif executor == "stacked":
             place = Stacked(settings, stack, view.step)
         else:
@@ -161,10 +184,11 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError(f"--kernels: expected whole numbers with commas, got {text!r}")
-    return int(text)
+def _whole(option: str, text: str) -> list[int]:
+    parts = _parts(text)
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise ValueError(f"{option}: expected whole numbers with commas, got {text!r}")
+    return [int(part) for part in parts]
 
 
 def _chosen(option: str, text: str, allowed: tuple[str, ...]) -> Any:

@@ -13,6 +13,7 @@ side_by_side.py  many cells in, their records out: as one batched model
 store.py      a folder of records that many processes write to
 executors.py  where cells are run: here, in several processes
 stacked.py    where many are run side by side, and which go together
+on_ray.py     where cells are run: on a Ray cluster
 sweep.py      a grid in, every cell's record in a folder
 plan.py       what a sweep will cost
 live.py       a sweep as one sees it

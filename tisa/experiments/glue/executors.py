@@ -1,4 +1,4 @@
-"""Where cells are run: in this process, or in several beside it (`stacked.py` has another).
+"""Where cells are run: in this process, or in several beside it; `stacked.py` and `on_ray.py` too.
 
 An executor is given cells while it has room for more, and asked for what is finished.
 """
@@ -29,6 +29,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_device(self.device)
+
+
+class Lost(Exception):  # noqa: N818
+    """A cell's process ended in the middle of it; it may go well the next time."""
 
 
 # A cell, and its record or the reason why there is none.
@@ -123,10 +127,12 @@ class Pool:
                 finished.append((cell, future.result()))
             except BrokenProcessPool as broken:
                 lost.append(cell)
-                finished.append((cell, broken))
+                finished.append((cell, Lost(str(broken))))
         if lost:
             # One process was killed (by the system, for memory?), and took the pool with it.
-            finished += [(cell, BrokenProcessPool("lost")) for cell in self._running.values()]
+            finished += [
+                (cell, Lost("another process was lost")) for cell in self._running.values()
+            ]
             self._running.clear()
             self.close()
         return finished

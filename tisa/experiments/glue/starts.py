@@ -1,6 +1,6 @@
-"""What a cell starts from: fitted kernels and folded vectors, made once for all seeds and kept.
+"""What a cell starts from: fitted (and distilled) kernels, folded vectors, made once and kept.
 
-They depend on the model, on the texts and on how they are fitted, not on the seed. A folder holds
+They depend on the model, on the texts and on how they are made, not on the seed. A folder holds
 each of them in a file named by its key: a few kilobytes, with its quality and where it was made in
 the metadata. The key knows weights to float16 and tokens, no paths: what one machine fitted to a
 model is found by another machine that has the model elsewhere, or in float16.
@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from tisa.shapes import Tensor
 
 # Part of every key; another one when starts of before must not be taken any more.
 FORMAT = 1
+# Texts for each step of a distillation.
+ROWS = 32
 
 
 def start_of(
@@ -58,8 +61,8 @@ def start_of(
         tokenizer=tokenizer,
     )
     if cell.init == "fit":
-        about = _fitted(cell, converted, model, tokenizer, rows, starts)
-        converted.config.tisa["fitted"] = about
+        made = _Making(converted, model, tokenizer, train, starts)
+        converted.config.tisa["fitted"] = made.kept(cell)
     for name, parameter in converted.named_parameters():
         if "offset_scores" in name and (cell.frozen or parameter.numel() == 0):
             parameter.requires_grad_(False)
@@ -67,17 +70,26 @@ def start_of(
 
 
 def calibration_rows(cell: Cell, train: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the training rows that starts are made from: the same for every seed."""
-    chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
-    return [train[i] for i in chosen[: cell.calibration_rows].tolist()]
+    """Return the training rows that kernels are fitted on: the same for every seed."""
+    return _chosen(train, cell.calibration_rows)
 
 
-def start_key(cell: Cell, model: Any, rows: list[dict[str, Any]]) -> str:
+def _chosen(train: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+    return [train[i] for i in order[:count].tolist()]
+
+
+def start_key(cell: Cell, model: Any, train: list[dict[str, Any]]) -> str:
     """Return 16 hexadecimal digits that name a start: the same wherever the model lies."""
-    tokens = [[row["input_ids"], row.get("token_type_ids")] for row in rows]
-    settings = [FORMAT, cell.num_kernels, cell.fold]
-    text = json.dumps([settings, fingerprint(model), tokens])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    told: list[Any] = [[FORMAT, cell.num_kernels, cell.fold], fingerprint(model)]
+    told.append(_tokens(calibration_rows(cell, train)))
+    if cell.distil:
+        told += [cell.distil, _tokens(_chosen(train, ROWS * cell.distil))]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+
+
+def _tokens(rows: list[dict[str, Any]]) -> list[Any]:
+    return [[row["input_ids"], row.get("token_type_ids")] for row in rows]
 
 
 def fingerprint(model: Any) -> str:
@@ -94,40 +106,63 @@ def fingerprint(model: Any) -> str:
     return digest.hexdigest()
 
 
-def _fitted(
-    cell: Cell, converted: Any, model: Any, tokenizer: Any, rows: list[Any], starts: Any
-) -> dict[str, Any]:
-    """Set the scores of a converted model, from the folder where there is one."""
-    if starts is None:
-        return _fit(cell, converted, model, tokenizer, rows)
-    key = start_key(cell, model, rows)
-    path = Path(starts) / f"{key}.safetensors"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Who comes second waits for the first, and takes what it made.
-    with _locked(path.with_suffix(".lock")):
-        if path.exists():
-            return {"key": key, **_read(path, converted)}
-        about = _fit(cell, converted, model, tokenizer, rows)
-        _write(path, converted, about)
-        return {"key": key, **about}
+class _Making:
+    """A converted model whose scores are set: from the folder where it has them, else made."""
 
+    def __init__(
+        self, converted: Any, model: Any, tokenizer: Any, train: list[Any], starts: Any
+    ) -> None:
+        self.converted = converted
+        self.model = model
+        self.tokenizer = tokenizer
+        self.train = train
+        self.folder = None if starts is None else Path(starts)
 
-def _fit(cell: Cell, converted: Any, model: Any, tokenizer: Any, rows: list[Any]) -> dict[str, Any]:
-    where = surroundings("", model.device)
-    started = time.perf_counter()
-    batches = batches_of(tokens_of(rows, model, tokenizer), model)
-    left = fit_scores(converted, model, batches)
-    return {
-        "model": cell.model,
-        "task": cell.task,
-        "start": cell.start,
-        "rows": len(rows),
-        "seconds": round(time.perf_counter() - started, 2),
-        # Of each layer: the mean over its heads of the divergence from the original's attention.
-        "divergence": [round(float(layer.mean()), 5) for layer in left],
-        "cosine": round(_cosine(converted, model, batches), 5),
-        **{name: where[name] for name in ("date", "commit", "device", "torch")},
-    }
+    def kept(self, cell: Cell) -> dict[str, Any]:
+        """Set the scores; return what is known of them."""
+        if self.folder is None:
+            return self.made(cell)
+        key = start_key(cell, self.model, self.train)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{key}.safetensors"
+        # Who comes second waits for the first, and takes what it made.
+        with _locked(path.with_suffix(".lock")):
+            if path.exists():
+                return {"key": key, **_read(path, self.converted)}
+            about = self.made(cell)
+            _write(path, self.converted, about)
+            return {"key": key, **about}
+
+    def made(self, cell: Cell) -> dict[str, Any]:
+        """Set the scores to new ones; distilled ones begin with those that are only fitted."""
+        rows = calibration_rows(cell, self.train)
+        batches = batches_of(tokens_of(rows, self.model, self.tokenizer), self.model)
+        if cell.distil:
+            before = self.kept(replace(cell, distil=0))
+            started = time.perf_counter()
+            losses = tisa.hf.distil(
+                self.converted, self.model, _chosen(self.train, ROWS * cell.distil),
+                steps=cell.distil, tokenizer=self.tokenizer, progress=lambda told: None,
+            )  # fmt: skip
+            seconds = before["seconds"] + time.perf_counter() - started
+            found = {"loss": [round(losses[0], 5), round(losses[-1], 5)]}
+        else:
+            started = time.perf_counter()
+            left = fit_scores(self.converted, self.model, batches)
+            seconds = time.perf_counter() - started
+            # Of each layer: the mean of its heads' divergences from the original's attention.
+            found = {"divergence": [round(float(layer.mean()), 5) for layer in left]}
+        where = surroundings("", self.model.device)
+        return {
+            "model": cell.model,
+            "task": cell.task,
+            "start": cell.start,
+            "rows": len(rows),
+            "seconds": round(seconds, 2),
+            **found,
+            "cosine": round(_cosine(self.converted, self.model, batches), 5),
+            **{name: where[name] for name in ("date", "commit", "device", "torch")},
+        }
 
 
 def _cosine(converted: Any, model: Any, batches: list[Batch]) -> float:

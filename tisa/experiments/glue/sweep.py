@@ -1,11 +1,10 @@
 """A grid in, every cell's record in a folder: whatever is killed, and however many take part."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from typing import Protocol, runtime_checkable
 
 from tisa.experiments.glue.cell import Cell
-from tisa.experiments.glue.executors import Executor
+from tisa.experiments.glue.executors import Executor, Lost
 from tisa.experiments.glue.record import Record
 from tisa.experiments.glue.store import Claim, Store
 
@@ -62,7 +61,7 @@ def sweep(
             for cell, outcome in executor.collect():
                 if isinstance(outcome, Record):
                     store.append(outcome)
-                elif isinstance(outcome, BrokenProcessPool) and tries[cell] < TRIES:
+                elif isinstance(outcome, Lost) and tries[cell] < TRIES:
                     waiting.append(cell)
                 else:
                     failed.append((cell, outcome))
