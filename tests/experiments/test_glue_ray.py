@@ -103,7 +103,8 @@ def swept(folder, monkeypatch, losses=()):
 def test_a_lost_worker_costs_its_cell_another_try_and_no_more(tmp_path, monkeypatch):
     ray, failed = swept(tmp_path, monkeypatch, [None, RayError("a node died"), RayError("again")])
     assert failed == []
-    keys = [json.loads(line)["key"] for line in (tmp_path / "records.jsonl").open()]
+    lines = (tmp_path / "records.jsonl").read_text().splitlines()
+    keys = [json.loads(line)["key"] for line in lines]
     assert sorted(keys) == sorted(cell.key for cell in CELLS)
     assert ray.options_seen[0]["num_cpus"] == 3
     assert ray.options_seen[1] == {"num_cpus": 1, "num_gpus": 1 / 3, "max_retries": 0}

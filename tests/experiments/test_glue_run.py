@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from little_glue import make_data, make_model
-from tisa.experiments.glue import training
+from tisa.experiments.glue import trainer, training
 from tisa.experiments.glue.cell import Cell, grid
 from tisa.experiments.glue.record import record_of
 from tisa.experiments.glue.training import run
@@ -66,13 +66,13 @@ def test_another_seed_gives_other_numbers(data_dir, model):
 
 def test_scores_have_a_group_of_their_own(data_dir, model, monkeypatch):
     seen = []
-    made = training._Trainer.create_optimizer
+    made = trainer.CellTrainer.create_optimizer
 
     def create_optimizer(self, *arguments):
         seen.append(made(self, *arguments))
         return seen[-1]
 
-    monkeypatch.setattr(training._Trainer, "create_optimizer", create_optimizer)
+    monkeypatch.setattr(trainer.CellTrainer, "create_optimizer", create_optimizer)
     cell = Cell(model, "cola", num_kernels=2, **{**SMALL, "steps": 1}, scores_learning_rate=0.5)
     run(cell, data_dir=data_dir)
     *weights, scores = seen[0].param_groups
@@ -85,14 +85,14 @@ def test_scores_have_a_group_of_their_own(data_dir, model, monkeypatch):
 
 def test_out_of_memory_halves_the_batch_and_says_so(data_dir, model, monkeypatch):
     whole = run(Cell(model, "cola", **SMALL), data_dir=data_dir)
-    step = training._Trainer.training_step
+    step = trainer.CellTrainer.training_step
 
     def too_large(self, model, inputs, *more, **named):
         if len(inputs["labels"]) > 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return step(self, model, inputs, *more, **named)
 
-    monkeypatch.setattr(training._Trainer, "training_step", too_large)
+    monkeypatch.setattr(trainer.CellTrainer, "training_step", too_large)
     halved = run(Cell(model, "cola", **SMALL), data_dir=data_dir)
     assert (whole.micro_batch_size, halved.micro_batch_size) == (8, 4)
     assert halved.steps == whole.steps == 6
@@ -103,7 +103,7 @@ def test_out_of_memory_halves_the_batch_and_says_so(data_dir, model, monkeypatch
     def always(self, *arguments, **named):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(training._Trainer, "training_step", always)
+    monkeypatch.setattr(trainer.CellTrainer, "training_step", always)
     with pytest.raises(torch.OutOfMemoryError):
         run(Cell(model, "cola", **{**SMALL, "batch_size": 1}), data_dir=data_dir)
 

@@ -231,6 +231,8 @@ def test_the_command_in_this_process_and_in_a_pool(real, tmp_path):
         (["--kernels", "some"], "--kernels: expected whole numbers"),
         (["--fold", "maybe"], "--fold: expected no and yes"),
         (["--executor", "oven"], "expected in-process, pool, stacked or ray"),
+        (["--batches", "boxed"], "--batches: expected padded or packed, got 'boxed'"),
+        (["--batches", "packed", "--executor", "stacked"], "has batches of its own"),
         (["--address", "auto"], "--address is for --executor ray"),
         (["--executor", "stacked", "--stack", "0"], "stack: expected at least 1, got 0"),
         (["--steps", "2", "--epochs", "1"], "expected one of them, got both"),

@@ -50,6 +50,9 @@ def command(
         int | None, typer.Option(help="Only the first so many training rows.")
     ] = None,
     evaluations: Annotated[int | None, typer.Option(help="On the dev set; 4 by default.")] = None,
+    batches: Annotated[
+        str, typer.Option(help="padded: of similar length; packed: no padding at all.")
+    ] = "padded",
     executor: Annotated[
         str,
         typer.Option(
@@ -92,9 +95,11 @@ def command(
     from tisa.experiments.glue.live import LiveView
     from tisa.experiments.glue.on_ray import OnRay
     from tisa.experiments.glue.plan import plan
+    from tisa.experiments.glue.processes import Leading, follow, is_leader
     from tisa.experiments.glue.stacked import Stacked, check_stackable, stacks
     from tisa.experiments.glue.store import Store
     from tisa.experiments.glue.sweep import sweep
+    from tisa.experiments.glue.training import started_as
 
     if executor not in ("in-process", "pool", "stacked", "ray"):
         raise ValueError(f"--executor: expected in-process, pool, stacked or ray, got {executor!r}")
@@ -102,12 +107,22 @@ def command(
         raise ValueError(f"--address is for --executor ray, got --executor {executor}")
     if stack < 1:
         raise ValueError(f"--stack: expected at least 1, got {stack}")
+    if batches not in ("padded", "packed"):
+        raise ValueError(f"--batches: expected padded or packed, got {batches!r}")
+    if batches == "packed" and executor == "stacked":
+        raise ValueError("--batches packed: --executor stacked has batches of its own")
+    processes = started_as()
+    if processes > 1 and executor != "in-process":
+        raise ValueError(
+            f"started as {processes} processes (torchrun, accelerate launch), each cell is run "
+            f"by all of them: expected --executor in-process, got {executor}"
+        )
     if seeds < 1:
         raise ValueError(f"--seeds: expected at least 1, got {seeds}")
     recipe: dict[str, Any] = dict(
         steps=steps, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
         scores_learning_rate=scores_learning_rate, max_length=max_length, train_rows=train_rows,
-        evaluations=evaluations, warmup=warmup, dropout=dropout,
+        evaluations=evaluations, warmup=warmup, dropout=dropout, batches=batches,
     )  # fmt: skip
     if steps is not None and epochs is not None:
         raise ValueError("--steps and --epochs: expected one of them, got both")
@@ -130,6 +145,10 @@ def command(
         )
     settings = Settings(data_dir, device, out / "starts")
     store = Store(out)
+    if processes > 1 and not is_leader(settings):
+        if not (dry_run or only_starts):
+            follow(settings)
+        return
     # Reads data and models: what is wrong with them is said before hours are spent.
     lines = plan(cells, store.records(), settings)
     several = workers if executor in ("pool", "ray") else 1
@@ -153,6 +172,8 @@ def command(
             place = OnRay(settings, address, workers)
         elif executor == "stacked":
             place = Stacked(settings, stack, view.step)
+        elif processes > 1:
+            place = Leading(settings, view.step)
         else:
             place = InProcess(settings, view.step)
         failed = sweep(cells, store, place, view, together)

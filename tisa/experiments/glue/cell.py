@@ -12,9 +12,10 @@ from tisa.experiments.glue.tasks import task_named
 
 Start = Literal["zero", "reference", "fit"]
 Positions = Literal["keep", "replace"]
+Batches = Literal["padded", "packed"]
 
 # Fields that came later: where they have their defaults, a cell keeps the key that it had.
-LATER = ("distil",)
+LATER = ("distil", "batches")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Cell:
     with "keep" is the model as it was published. `frozen`: kernels are not trained. `distil`: the
     fitted start is first trained for so many steps towards the original on the task's texts
     (`tisa.hf.distil`). A recipe has `steps` or, where they are None, `epochs`.
-    `warmup` is a share of the steps.
+    `warmup` is a share of the steps. `batches`: how rows for training are put together.
     """
 
     model: str
@@ -49,12 +50,14 @@ class Cell:
     evaluations: int = 4
     calibration_rows: int = 192
     distil: int = 0
+    batches: Batches = "padded"
 
     def __post_init__(self) -> None:
         task_named(self.task)
         for name, allowed in (
             ("positions", ("keep", "replace")),
             ("init", ("zero", "reference", "fit")),
+            ("batches", ("padded", "packed")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(

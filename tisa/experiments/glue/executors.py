@@ -15,7 +15,8 @@ from typing import Protocol, runtime_checkable
 
 from tisa.experiments.glue.cell import Cell
 from tisa.experiments.glue.record import Record
-from tisa.experiments.glue.training import Progress, check_device, run
+from tisa.experiments.glue.trainer import Progress
+from tisa.experiments.glue.training import check_device, run
 
 
 @dataclass(frozen=True)

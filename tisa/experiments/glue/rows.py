@@ -12,7 +12,8 @@ from tisa.experiments.glue.batches import ByLength
 from tisa.experiments.glue.cell import Cell
 from tisa.experiments.glue.reading import read
 from tisa.experiments.glue.tasks import Task
-from tisa.experiments.glue.training import Row, tokenized
+from tisa.experiments.glue.trainer import Row
+from tisa.experiments.glue.training import tokenized
 from tisa.shapes import Int, Tensor
 
 

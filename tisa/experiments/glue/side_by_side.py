@@ -25,8 +25,8 @@ from tisa.experiments.glue.rows import Order, by_tokens, prepared
 from tisa.experiments.glue.starts import start_of
 from tisa.experiments.glue.summary import VARIANT
 from tisa.experiments.glue.tasks import Task, task_named
+from tisa.experiments.glue.trainer import Progress
 from tisa.experiments.glue.training import (
-    Progress,
     counts,
     is_bf16,
     made_on,
@@ -97,12 +97,12 @@ class _Training:
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=is_bf16(device))
 
     def outcomes(self) -> list[Record | Exception]:
+        surroundings = {**made_on(self.device), "stacked": len(self.cells)}
         self._build()
         built = time.perf_counter()
         losses, order = self._train()
         trained = time.perf_counter()
         share = 1 / len(self.cells)
-        surroundings = {**made_on(self.device), "stacked": len(self.cells)}
         outcomes: list[Record | Exception] = []
         for number, cell in enumerate(self.cells):
             loss = float(losses[number])

@@ -11,7 +11,7 @@ import transformers
 from tisa.experiments.glue.cell import Cell
 from tisa.experiments.glue.executors import Finished, Settings, outcome
 from tisa.experiments.glue.side_by_side import kind_of, run_stack
-from tisa.experiments.glue.training import Progress
+from tisa.experiments.glue.trainer import Progress
 from tisa.hf.stack import reason_against_stacking
 
 

@@ -48,7 +48,8 @@ def start_of(
     Fitted kernels come from the folder `starts` if it has them, and are kept there if it has not.
     What is known of them is in the config of the model, as `tisa["fitted"]`.
     """
-    if cell.positions == "keep" and cell.num_kernels == 0:
+    # Packed batches are read by converted models alone; without kernels they are as they were.
+    if cell.positions == "keep" and cell.num_kernels == 0 and cell.batches == "padded":
         return model
     rows = calibration_rows(cell, train)
     converted = tisa.hf.convert(
