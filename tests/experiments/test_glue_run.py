@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from little_glue import make_data, make_model
-from tisa.experiments.glue import training
+from tisa.experiments.glue import trainer, training
 from tisa.experiments.glue.cell import Cell, grid
 from tisa.experiments.glue.record import record_of
 from tisa.experiments.glue.training import run
@@ -66,13 +66,13 @@ def test_another_seed_gives_other_numbers(data_dir, model):
 
 def test_scores_have_a_group_of_their_own(data_dir, model, monkeypatch):
     seen = []
-    made = training._Trainer.create_optimizer
+    made = trainer.CellTrainer.create_optimizer
 
     def create_optimizer(self, *arguments):
         seen.append(made(self, *arguments))
         return seen[-1]
 
-    monkeypatch.setattr(training._Trainer, "create_optimizer", create_optimizer)
+    monkeypatch.setattr(trainer.CellTrainer, "create_optimizer", create_optimizer)
     cell = Cell(model, "cola", num_kernels=2, **{**SMALL, "steps": 1}, scores_learning_rate=0.5)
     run(cell, data_dir=data_dir)
     *weights, scores = seen[0].param_groups
@@ -85,14 +85,14 @@ def test_scores_have_a_group_of_their_own(data_dir, model, monkeypatch):
 
 def test_out_of_memory_halves_the_batch_and_says_so(data_dir, model, monkeypatch):
     whole = run(Cell(model, "cola", **SMALL), data_dir=data_dir)
-    step = training._Trainer.training_step
+    step = trainer.CellTrainer.training_step
 
     def too_large(self, model, inputs, *more, **named):
         if len(inputs["labels"]) > 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return step(self, model, inputs, *more, **named)
 
-    monkeypatch.setattr(training._Trainer, "training_step", too_large)
+    monkeypatch.setattr(trainer.CellTrainer, "training_step", too_large)
     halved = run(Cell(model, "cola", **SMALL), data_dir=data_dir)
     assert (whole.micro_batch_size, halved.micro_batch_size) == (8, 4)
     assert halved.steps == whole.steps == 6
@@ -103,7 +103,7 @@ def test_out_of_memory_halves_the_batch_and_says_so(data_dir, model, monkeypatch
     def always(self, *arguments, **named):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(training._Trainer, "training_step", always)
+    monkeypatch.setattr(trainer.CellTrainer, "training_step", always)
     with pytest.raises(torch.OutOfMemoryError):
         run(Cell(model, "cola", **{**SMALL, "batch_size": 1}), data_dir=data_dir)
 
@@ -143,6 +143,27 @@ def test_the_grid_has_every_cell_once_and_none_without_meaning():
     assert grid(["m"], ["cola"], epochs=2.0)[0].steps is None
     seeds = [c.seed for c in grid(["m"], ["cola", "rte"], seeds=(3, 4))]
     assert seeds == sorted(seeds)
+
+
+def test_rows_are_named_as_in_the_table():
+    """Every cell of the largest grid from the name of its row."""
+    cells = grid(
+        ["m"], ["cola"], starts=("reference", "zero", "fit"), folds=(False, True),
+        frozen=(False, True), distil=(0, 30), seeds=(0,),
+    )  # fmt: skip
+    assert grid(["m"], ["cola"], rows=[c.variant for c in cells], seeds=(0,)) == cells
+    for wrong in (
+        "",
+        "S = 0",
+        "S = 5, zeroed",
+        "zeroed S = 5",
+        "baseline, S = 5",
+        "folded, fitted",
+    ):
+        with pytest.raises(ValueError, match="first column of the table"):
+            grid(["m"], ["cola"], rows=[wrong])
+    with pytest.raises(ValueError, match='distil for init="fit"'):
+        grid(["m"], ["cola"], rows=["zeroed, S = 5, distilled 30"])
 
 
 def test_a_line_that_is_no_record_is_refused(data_dir, model):

@@ -91,29 +91,31 @@ def _ours(
     _observe(module, query, key, attention_mask, scaling, kwargs)
     queries, keys = query.shape[-2], key.shape[-2]
     start = kwargs.get("tisa_query_start")
-    segments = _segments(kwargs, queries, keys)
+    packed = kwargs.get("tisa_packed")
+    segments = None if packed is not None else _segments(kwargs, queries, keys)
     causal = _is_causal(module, query, attention_mask, kwargs)
     gqa = query.shape[1] != key.shape[1]
     if segments is not None:
         packed = _packed(segments, query, attention_mask)
-        if packed is not None:
-            ends, longest = packed
-            output = attention(
-                query[0].transpose(0, 1),
-                key[0].transpose(0, 1),
-                value[0].transpose(0, 1),
-                module.score_vector(longest, longest, kwargs),
-                cu_seqlens=ends, max_seqlen=longest, dropout_p=dropout, scale=scaling,
-                is_causal=causal, enable_gqa=gqa, band=module.band(query, kwargs),
-            )  # fmt: skip
-            assert isinstance(output, Tensor)
-            return output.unsqueeze(0).contiguous(), None
+    if packed is not None:
+        ends, longest = packed
+        output = attention(
+            query[0].transpose(0, 1),
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
+            module.score_vector(longest, longest, kwargs),
+            cu_seqlens=ends, max_seqlen=longest, dropout_p=dropout, scale=scaling,
+            is_causal=causal, enable_gqa=gqa, band=module.band(query, longest, kwargs),
+        )  # fmt: skip
+        assert isinstance(output, Tensor)
+        return output.unsqueeze(0).contiguous(), None
+    if segments is not None:
         same = same_segment(segments)
         attention_mask = same if attention_mask is None else attention_mask & same
     output = attention(
         query, key, value, module.score_vector(queries, keys, kwargs),
         attn_mask=attention_mask, dropout_p=dropout, scale=scaling, is_causal=causal,
-        enable_gqa=gqa, query_start=start, band=module.band(query, kwargs),
+        enable_gqa=gqa, query_start=start, band=module.band(query, keys, kwargs),
     )  # fmt: skip
     assert isinstance(output, Tensor)
     return output.transpose(1, 2).contiguous(), None
@@ -244,6 +246,10 @@ def _is_causal(module: Any, query: Tensor, mask: Tensor | None, kwargs: dict[str
 def _segments(kwargs: dict[str, Any], queries: int, keys: int) -> Tensor | None:
     """Return which packed sequence each token belongs to; None where there is one, or a cache."""
     segments = kwargs.get("tisa_segments")
+    if kwargs.get("tisa_packed") is not None:
+        ends = kwargs["tisa_packed"][0]
+        places = torch.arange(queries, device=ends.device)
+        segments = torch.bucketize(places, ends[1:], right=True).unsqueeze(0)
     if segments is None or queries != keys or segments.shape[-1] != queries:
         return None
     return segments

@@ -156,7 +156,9 @@ def _announce(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
     if module.config.output_attentions if wanted is None else wanted:
         told["tisa_weights"] = True
     position_ids = given.get("position_ids")
-    if position_ids is not None and position_ids.ndim == 2:
+    # Who says where packed sequences end need not wait for a look at the positions.
+    known = given.get("tisa_packed") is not None
+    if not known and position_ids is not None and position_ids.ndim == 2:
         segments = _segments_of(position_ids)
         if segments is not None:
             told["tisa_segments"] = segments

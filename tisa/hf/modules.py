@@ -17,6 +17,9 @@ from tisa.hf.attention import additive, own_name
 from tisa.offsets import to_matrix, to_vector
 from tisa.shapes import Float, Int32, Tensor
 
+# So few keys are one or two blocks of the kernels: there is nothing for a band to leave out.
+FEW_KEYS = 256
+
 
 class _View:
     """A model's config as one of its attention modules sees it: with our attention functions."""
@@ -64,9 +67,11 @@ class OwnScores(_Mixed):
             return shared
         return self._scoring(kwargs)(queries, keys, query_start=kwargs.get("tisa_query_start"))
 
-    def band(self, query: Tensor, kwargs: dict[str, Any]) -> Int32[Tensor, "heads 2"] | None:
-        """Return the band for `tisa.attention` where it saves work: on a GPU."""
-        if not query.is_cuda or query.dtype == torch.float64:
+    def band(
+        self, query: Tensor, keys: int, kwargs: dict[str, Any]
+    ) -> Int32[Tensor, "heads 2"] | None:
+        """Return the band for `tisa.attention` where it saves work: on a GPU, not for few keys."""
+        if not query.is_cuda or query.dtype == torch.float64 or keys <= FEW_KEYS:
             return None
         scoring = self._scoring(kwargs)
         if torch.compiler.is_compiling():

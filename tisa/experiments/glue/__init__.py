@@ -4,11 +4,19 @@ tasks.py      the eight tasks: files, columns, labels, metrics, recipes
 reading.py    a task's rows, from official TSV files or the hub
 metrics.py    what GLUE counts
 batches.py    batches of similar length
+packing.py    batches without any padding
 cell.py       one cell of the table, and the grid of them
+starts.py     fitted kernels, made once for all seeds and kept
 record.py     what a finished run leaves behind
+trainer.py    Hugging Face's Trainer with our batches and groups
 training.py   one cell in, its record out
+rows.py       a task's rows on a device, and their order for many cells
+side_by_side.py  many cells in, their records out: as one batched model
 store.py      a folder of records that many processes write to
 executors.py  where cells are run: here, in several processes
+stacked.py    where many are run side by side, and which go together
+processes.py  where each cell is run by several processes
+on_ray.py     where cells are run: on a Ray cluster
 sweep.py      a grid in, every cell's record in a folder
 plan.py       what a sweep will cost
 live.py       a sweep as one sees it

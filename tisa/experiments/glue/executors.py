@@ -1,4 +1,4 @@
-"""Where cells are run: in this process, or in several beside it.
+"""Where cells are run: in this process, or in several beside it; `stacked.py` and `on_ray.py` too.
 
 An executor is given cells while it has room for more, and asked for what is finished.
 """
@@ -15,7 +15,8 @@ from typing import Protocol, runtime_checkable
 
 from tisa.experiments.glue.cell import Cell
 from tisa.experiments.glue.record import Record
-from tisa.experiments.glue.training import Progress, check_device, run
+from tisa.experiments.glue.trainer import Progress
+from tisa.experiments.glue.training import check_device, run
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,15 @@ class Settings:
 
     data_dir: str | Path | None = None
     device: str | None = None
+    # Folder of what cells start from (`starts.py`); None keeps nothing.
+    starts: str | Path | None = None
 
     def __post_init__(self) -> None:
         check_device(self.device)
+
+
+class Lost(Exception):  # noqa: N818
+    """A cell's process ended in the middle of it; it may go well the next time."""
 
 
 # A cell, and its record or the reason why there is none.
@@ -72,7 +79,7 @@ class InProcess:
             time.sleep(0.2)
             return []
         cell, self._next = self._next, None
-        return [(cell, _outcome(cell, self.settings, self.progress))]
+        return [(cell, outcome(cell, self.settings, self.progress))]
 
     def close(self) -> None:
         """Do nothing: nothing runs between two calls."""
@@ -105,7 +112,7 @@ class Pool:
                 initializer=_begin,
                 initargs=(os.getpid(), torch.get_num_threads()),
             )
-        self._running[self._started.submit(_outcome, cell, self.settings, None)] = cell
+        self._running[self._started.submit(outcome, cell, self.settings, None)] = cell
 
     def collect(self) -> list[Finished]:
         """Return the cells that have ended; those of a process that was lost are tried again."""
@@ -121,10 +128,12 @@ class Pool:
                 finished.append((cell, future.result()))
             except BrokenProcessPool as broken:
                 lost.append(cell)
-                finished.append((cell, broken))
+                finished.append((cell, Lost(str(broken))))
         if lost:
             # One process was killed (by the system, for memory?), and took the pool with it.
-            finished += [(cell, BrokenProcessPool("lost")) for cell in self._running.values()]
+            finished += [
+                (cell, Lost("another process was lost")) for cell in self._running.values()
+            ]
             self._running.clear()
             self.close()
         return finished
@@ -139,9 +148,13 @@ class Pool:
                 process.terminate()
 
 
-def _outcome(cell: Cell, settings: Settings, progress: Progress | None) -> Record | Exception:
+def outcome(cell: Cell, settings: Settings, progress: Progress | None) -> Record | Exception:
+    """Return the record of a cell that is run here and now, or what is wrong."""
     try:
-        return run(cell, data_dir=settings.data_dir, device=settings.device, progress=progress)
+        return run(
+            cell, data_dir=settings.data_dir, device=settings.device, progress=progress,
+            starts=settings.starts,
+        )  # fmt: skip
     except Exception as wrong:
         # A message travels between processes; an exception of another package may not.
         return RuntimeError(f"{type(wrong).__name__}: {wrong}")

@@ -16,6 +16,9 @@ from tisa.experiments.glue.record import Record
 from tisa.experiments.glue.store import Store
 from tisa.experiments.glue.tasks import task_named
 
+# Cells that run and have a line of their own.
+SHOWN = 8
+
 
 class LiveView:
     """A view in a terminal that changes in place; in a file, a line for each finished cell."""
@@ -82,9 +85,11 @@ class LiveView:
     def picture(self) -> Any:
         """Return what is shown now."""
         table = Table(box=None, show_header=False, padding=(0, 2))
-        for cell, since in self._running.items():
+        for cell, since in list(self._running.items())[:SHOWN]:
             at = "" if self._step is None else f"step {self._step[0]:,} of {self._step[1]:,}"
             table.add_row("runs", cell.label, spoken(time.monotonic() - since), at)
+        if len(self._running) > SHOWN:
+            table.add_row("", f"and {len(self._running) - SHOWN} beside them", "", "")
         left = [c for c in self._cells if c.key not in self._done]
         seconds = seconds_for(left, self._records)
         told = "" if seconds is None else f", about {spoken(seconds / self.workers)} left"

@@ -8,6 +8,7 @@ import transformers
 
 from tisa.experiments.glue.cell import Cell
 from tisa.experiments.glue.executors import Settings
+from tisa.experiments.glue.packing import check_packable
 from tisa.experiments.glue.reading import Data, read
 from tisa.experiments.glue.record import Record
 from tisa.experiments.glue.tasks import task_named
@@ -88,6 +89,8 @@ def _sizes(cell: Cell, data: Data) -> tuple[float, int]:
     task = task_named(cell.task)
     tokenizer = transformers.AutoTokenizer.from_pretrained(cell.model)
     config = transformers.AutoConfig.from_pretrained(cell.model)
+    if cell.batches == "packed":
+        check_packable(config.model_type)
     every = max(1, len(data.train) // SAMPLE)
     rows = tokenized(data.train[::every], task, tokenizer, cell.max_length)
     with torch.device("meta"):

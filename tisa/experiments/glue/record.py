@@ -27,6 +27,8 @@ class Record:
     data: str
     rows: dict[str, int]
     surroundings: dict[str, Any]
+    # Where fitted kernels came from, and how good they are; None where there are none.
+    start: dict[str, Any] | None = None
 
     def line(self) -> str:
         """Return the record as one line of JSON, with its end."""
@@ -34,7 +36,7 @@ class Record:
 
     def numbers(self) -> dict[str, Any]:
         """Return what must be the same in every run of the same cell: all but time and place."""
-        left_out = ("seconds", "surroundings")
+        left_out = ("seconds", "surroundings", "start")
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 

@@ -13,7 +13,7 @@ from tisa.experiments.glue.tasks import TASKS, task_named
 
 RESAMPLES = 10_000
 # What makes a variant; everything else of a cell is its recipe, and must be the same in a table.
-VARIANT = ("num_kernels", "positions", "init", "fold", "frozen")
+VARIANT = ("num_kernels", "positions", "init", "fold", "frozen", "distil")
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def summary(records: Sequence[Record], *, score: str = "last") -> list[Part]:
             entries = {(v, t): Entry(s) for (p, v, t), s in scores.items() if p == positions}
             ordered = sorted(
                 cells.values(), key=lambda c: (c.num_kernels > 0, c.fold, c.init == "fit",
-                                               c.init, c.frozen, c.num_kernels)
+                                               c.init, c.frozen, c.distil, c.num_kernels)
             )  # fmt: skip
             parts.append(Part(model, positions, baseline, tuple(ordered), tasks, entries, original))
     return parts

@@ -1,16 +1,17 @@
 """A grid in, every cell's record in a folder: whatever is killed, and however many take part."""
 
-from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from tisa.experiments.glue.cell import Cell
-from tisa.experiments.glue.executors import Executor
+from tisa.experiments.glue.executors import Executor, Lost
 from tisa.experiments.glue.record import Record
 from tisa.experiments.glue.store import Claim, Store
 
 # A cell whose process is lost (killed for memory, say) is tried so often in one sweep.
 TRIES = 3
+
+Together = Callable[[Sequence[Cell]], list[list[Cell]]]
 
 
 @runtime_checkable
@@ -31,12 +32,17 @@ class View(Protocol):
 
 
 def sweep(
-    cells: Sequence[Cell], store: Store, executor: Executor, view: View
+    cells: Sequence[Cell],
+    store: Store,
+    executor: Executor,
+    view: View,
+    together: Together | None = None,
 ) -> list[tuple[Cell, Exception]]:
     """Run every cell that the folder has no record of; return those that failed, with the reason.
 
     Cells that another process has claimed are waited for, and run here if it dies. A cell that
-    failed is not tried again in this sweep, but in the next one.
+    failed is not tried again in this sweep, but in the next one. `together` divides cells into
+    groups; the executor is then given cells of one group at a time.
     """
     done = store.done()
     view.begin(cells, done)
@@ -46,7 +52,7 @@ def sweep(
     failed: list[tuple[Cell, Exception]] = []
     try:
         while waiting or claims:
-            for cell in _claimed(waiting, claims, store, executor.free()):
+            for cell in _claimed(waiting, claims, store, executor.free(), together):
                 tries[cell] = tries.get(cell, 0) + 1
                 view.started(cell)
                 executor.submit(cell)
@@ -55,7 +61,7 @@ def sweep(
             for cell, outcome in executor.collect():
                 if isinstance(outcome, Record):
                     store.append(outcome)
-                elif isinstance(outcome, BrokenProcessPool) and tries[cell] < TRIES:
+                elif isinstance(outcome, Lost) and tries[cell] < TRIES:
                     waiting.append(cell)
                 else:
                     failed.append((cell, outcome))
@@ -70,15 +76,24 @@ def sweep(
     return failed
 
 
-def _claimed(waiting: list[Cell], claims: dict[Cell, Claim], store: Store, room: int) -> list[Cell]:
+def _claimed(
+    waiting: list[Cell],
+    claims: dict[Cell, Claim],
+    store: Store,
+    room: int,
+    together: Together | None,
+) -> list[Cell]:
     """Return as many cells as there is room for that are ours now; take them off the list."""
     taken: list[Cell] = []
-    for cell in list(waiting):
-        if len(taken) == room:
+    for group in [list(waiting)] if together is None else together(waiting):
+        for cell in group:
+            if len(taken) == room:
+                break
+            claim = store.claim(cell)
+            if claim is not None:
+                claims[cell] = claim
+                taken.append(cell)
+                waiting.remove(cell)
+        if taken:
             break
-        claim = store.claim(cell)
-        if claim is not None:
-            claims[cell] = claim
-            taken.append(cell)
-            waiting.remove(cell)
     return taken

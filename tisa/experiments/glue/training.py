@@ -6,26 +6,22 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from accelerate.utils import get_int_from_env
 
 import tisa.hf
-from tisa.experiments.glue.batches import ByLength
 from tisa.experiments.glue.cell import Cell
-from tisa.experiments.glue.metrics import score
 from tisa.experiments.glue.reading import Data, Example, read
 from tisa.experiments.glue.record import Record
+from tisa.experiments.glue.starts import start_of
 from tisa.experiments.glue.tasks import Task, task_named
+from tisa.experiments.glue.trainer import CellTrainer, Progress, Row, length_of
 from tisa.experiments.record import surroundings
-from tisa.hf.parameters import is_score, parameter_groups, weight_groups
-
-Progress = Callable[[int, int], None]
-# One tokenized row: input_ids, token_type_ids where there are some, and the label.
-Row = dict[str, Any]
+from tisa.hf.parameters import is_score
 
 # The names that dropout has in the configs of the models.
 DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
@@ -38,6 +34,7 @@ def run(
     data_dir: str | Path | None = None,
     device: str | None = None,
     progress: Progress | None = None,
+    starts: str | Path | None = None,
 ) -> Record:
     """Return the record of one fine-tuning.
 
@@ -49,16 +46,24 @@ def run(
         data_dir: folder of official GLUE files; None is the hub.
         device: "cpu" or "cuda"; None takes a GPU where there is one.
         progress: called with (steps done, steps).
+        starts: folder in which fitted kernels are kept for other seeds; None keeps none.
     """
     check_device(device)
     task = task_named(cell.task)
     data = read(task, data_dir)
-    micro = cell.batch_size
+    processes = started_as()
+    micro, left = divmod(cell.batch_size, processes)
+    if left:
+        raise ValueError(
+            f"batch_size: {cell.batch_size} rows cannot be shared by {processes} processes "
+            "(torchrun, accelerate launch); start a number that divides it"
+        )
     while True:
         try:
-            return _run(cell, task, data, micro, device, progress)
+            return _run(cell, task, data, micro, device, progress, starts)
         except torch.OutOfMemoryError:
-            if micro % 2:
+            # Of several processes the others do not know, and wait for this one.
+            if micro % 2 or processes > 1:
                 raise
             micro //= 2
             logging.getLogger(__name__).warning(
@@ -67,6 +72,29 @@ def run(
         # Outside of the handler, whose traceback holds on to the tensors.
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def started_as() -> int:
+    """Return how many processes torchrun or accelerate started to run each cell together."""
+    return get_int_from_env(["WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"], 1)
+
+
+def make_start(
+    cell: Cell, starts: str | Path, *, data_dir: str | Path | None = None, device: str | None = None
+) -> dict[str, Any] | None:
+    """Keep what a cell starts from in the folder `starts`; return what is known of it.
+
+    None where there is nothing to keep: all but fitted kernels are made in a moment.
+    """
+    check_device(device)
+    if cell.init != "fit":
+        return None
+    task = task_named(cell.task)
+    tokenizer, model, length = _stock(cell, task)
+    train = tokenized(read(task, data_dir).train[: cell.train_rows], task, tokenizer, length)
+    if device != "cpu" and torch.cuda.is_available():
+        model.cuda()
+    return start_of(cell, model, tokenizer, train, starts).config.tisa["fitted"]
 
 
 def check_device(device: str | None) -> None:
@@ -78,26 +106,31 @@ def check_device(device: str | None) -> None:
 
 
 def _run(
-    cell: Cell, task: Task, data: Data, micro: int, device: str | None, progress: Progress | None
+    cell: Cell,
+    task: Task,
+    data: Data,
+    micro: int,
+    device: str | None,
+    progress: Progress | None,
+    starts: str | Path | None,
 ) -> Record:
     started = time.perf_counter()
-    transformers.set_seed(cell.seed)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(cell.model)
-    model = stock_model(cell, task)
-    length = min(cell.max_length, tisa.hf.calibration.length_limit(model))
+    tokenizer, model, length = _stock(cell, task)
     train = tokenized(data.train[: cell.train_rows], task, tokenizer, length)
     # By length, so that dev batches have no padding to speak of; no metric asks for the order.
     dev = {
-        suffix: sorted(tokenized(rows, task, tokenizer, length), key=_length)
+        suffix: sorted(tokenized(rows, task, tokenizer, length), key=length_of)
         for suffix, rows in data.dev.items()
     }
     with tempfile.TemporaryDirectory() as folder:
         arguments = _arguments(cell, micro, len(train), device, folder)
         model.to(arguments.device)
+        # Now: the checkout may be another one when the run ends.
+        where = made_on(arguments.device)
         prepared = time.perf_counter()
-        model = start_of(cell, model, tokenizer, train)
+        model = start_of(cell, model, tokenizer, train, starts)
         fitted = time.perf_counter()
-        trainer = _Trainer(cell, task, model, arguments, train, dev, tokenizer, progress)
+        trainer = CellTrainer(cell, task, model, arguments, train, dev, tokenizer, progress)
         done = trainer.train()
         if not trainer.evaluations or trainer.evaluations[-1]["step"] != done.global_step:
             trainer.evaluate()
@@ -121,16 +154,45 @@ def _run(
             "evaluate": round(trainer.evaluating, 3),
         },
         micro_batch_size=micro,
-        parameters=_counts(model),
+        parameters=counts(model),
         data=data.fingerprint(),
-        rows={"train": len(train), **{f"dev{suffix}": len(rows) for suffix, rows in dev.items()}},
-        surroundings={
-            **surroundings(" ".join(["tisa", *sys.argv[1:]]), arguments.device),
-            **{name: importlib.metadata.version(name) for name in PACKAGES},
-            "precision": "bf16" if arguments.bf16 else "float32",
-            "threads": torch.get_num_threads(),
-        },
+        rows=row_counts(train, dev, data),
+        surroundings=where,
+        start=getattr(model.config, "tisa", {}).get("fitted"),
     )
+
+
+def row_counts(train: list[Row], dev: dict[str, list[Row]], data: Data) -> dict[str, int]:
+    """Return how many rows are trained and evaluated on, and how many nobody can read (QQP)."""
+    return {
+        "train": len(train),
+        **{f"dev{suffix}": len(rows) for suffix, rows in dev.items()},
+        **({"left_out": data.left_out} if data.left_out else {}),
+    }
+
+
+def is_bf16(device: torch.device) -> bool:
+    """Return whether cells are trained in bfloat16 there: on GPUs that have it."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported()
+
+
+def made_on(device: torch.device) -> dict[str, Any]:
+    """Return what a record says of where it was made, and with what."""
+    return {
+        **surroundings(" ".join(["tisa", *sys.argv[1:]]), device),
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        "precision": "bf16" if is_bf16(device) else "float32",
+        "threads": torch.get_num_threads(),
+        "processes": started_as(),
+    }
+
+
+def _stock(cell: Cell, task: Task) -> tuple[Any, Any, int]:
+    """Return the tokenizer, the model with a new head of the seed, and how many tokens it takes."""
+    transformers.set_seed(cell.seed)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(cell.model)
+    model = stock_model(cell, task)
+    return tokenizer, model, min(cell.max_length, tisa.hf.calibration.length_limit(model))
 
 
 def stock_model(cell: Cell, task: Task) -> Any:
@@ -153,27 +215,6 @@ def stock_model(cell: Cell, task: Task) -> Any:
         return auto.from_pretrained(cell.model, config=config, dtype=torch.float32)
 
 
-def start_of(cell: Cell, model: Any, tokenizer: Any, train: list[Row]) -> Any:
-    """Return the model that is trained: converted, and frozen where the cell says so."""
-    if cell.positions == "keep" and cell.num_kernels == 0:
-        return model
-    chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
-    rows = [train[i] for i in chosen[: cell.calibration_rows].tolist()]
-    converted = tisa.hf.convert(
-        model,
-        num_kernels=cell.num_kernels,
-        positions=cell.positions,
-        init=cell.init,
-        fold=cell.fold,
-        calibration=rows if cell.fold or cell.init == "fit" else None,
-        tokenizer=tokenizer,
-    )
-    for name, parameter in converted.named_parameters():
-        if "offset_scores" in name and (cell.frozen or parameter.numel() == 0):
-            parameter.requires_grad_(False)
-    return converted
-
-
 def tokenized(examples: list[Example], task: Task, tokenizer: Any, length: int) -> list[Row]:
     """Return each example's tokens and label; longer texts are cut."""
     texts = [list(part) for part in zip(*(e.texts for e in examples), strict=True)]
@@ -188,10 +229,6 @@ def tokenized(examples: list[Example], task: Task, tokenizer: Any, length: int) 
     ]
 
 
-def _length(row: Row) -> int:
-    return len(row["input_ids"])
-
-
 def total_steps(cell: Cell, rows: int) -> int:
     """Return how many steps a cell takes with that many training rows."""
     return cell.steps or max(1, math.ceil(cell.epochs * math.ceil(rows / cell.batch_size)))
@@ -204,7 +241,7 @@ def _arguments(cell: Cell, micro: int, rows: int, device: str | None, folder: st
         output_dir=folder,
         max_steps=steps,
         per_device_train_batch_size=micro,
-        gradient_accumulation_steps=cell.batch_size // micro,
+        gradient_accumulation_steps=cell.batch_size // (micro * started_as()),
         per_device_eval_batch_size=max(micro, 64),
         learning_rate=cell.learning_rate,
         weight_decay=cell.weight_decay,
@@ -212,107 +249,33 @@ def _arguments(cell: Cell, micro: int, rows: int, device: str | None, folder: st
         lr_scheduler_type="linear",
         seed=cell.seed,
         use_cpu=not on_gpu,
-        bf16=on_gpu and torch.cuda.is_bf16_supported(),
+        bf16=is_bf16(torch.device("cuda" if on_gpu else "cpu")),
         eval_strategy="steps",
         eval_steps=math.ceil(steps / cell.evaluations),
         save_strategy="no",
         logging_strategy="no",
+        # Else each step waits for the device, to look at its loss; ours is looked at in the end.
+        logging_nan_inf_filter=False,
         report_to="none",
         disable_tqdm=True,
         dataloader_pin_memory=on_gpu,
+        accelerator_config={"non_blocking": on_gpu},
         remove_unused_columns=False,
         label_names=["labels"],
     )
-    if arguments.world_size > 1:
-        raise ValueError(
-            f"started as {arguments.world_size} processes (torchrun, accelerate launch): a cell is "
-            "one process here; start `tisa glue` alone, and several of it on one folder"
-        )
     # Trainer would split each batch over all GPUs that it sees, and multiply the batch with them.
     arguments._n_gpu = min(1, arguments.n_gpu)
     return arguments
 
 
-class _Trainer(transformers.Trainer):
-    """The Trainer with our batches, our optimiser groups, and every evaluation kept."""
-
-    def __init__(
-        self,
-        cell: Cell,
-        task: Task,
-        model: Any,
-        arguments: Any,
-        train: list[Row],
-        dev: dict[str, list[Row]],
-        tokenizer: Any,
-        progress: Progress | None,
-    ) -> None:
-        self.cell = cell
-        self.dev = dev
-        self.evaluations: list[dict[str, float]] = []
-        self.evaluating = 0.0
-        self.tokens = 0
-        self._lengths = [_length(row) for row in train]
-        self._progress = progress
-        pad = transformers.DataCollatorWithPadding(tokenizer)
-        super().__init__(
-            model=model,
-            args=arguments,
-            train_dataset=train,
-            eval_dataset=dev[""],
-            data_collator=pad,
-            compute_metrics=lambda found: score(task, found.predictions, found.label_ids),
-        )
-        self.remove_callback(transformers.PrinterCallback)
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        return ByLength(self._lengths, self.cell.batch_size, self.cell.seed)
-
-    def create_optimizer(self, model: Any = None) -> Any:
-        """Return AdamW with the scores in a group of their own."""
-        model = self.model if model is None else model
-        rates: dict[str, float] = {
-            "lr": self.cell.learning_rate,
-            "weight_decay": self.cell.weight_decay,
-        }
-        if any(is_score(name) for name, p in model.named_parameters() if p.requires_grad):
-            groups = parameter_groups(model, scores_lr=self.cell.scores_learning_rate, **rates)
-        else:
-            groups = weight_groups(model, **rates)
-        self.optimizer = torch.optim.AdamW(groups, lr=self.cell.learning_rate)
-        return self.optimizer
-
-    def training_step(self, model: Any, inputs: Any, *more: Any, **named: Any) -> Any:
-        """Return the loss of one step, and count its tokens."""
-        self.tokens += int(inputs["attention_mask"].sum())
-        if self._progress is not None:
-            self._progress(self.state.global_step, self.state.max_steps)
-        return super().training_step(model, inputs, *more, **named)
-
-    def evaluate(self, *arguments: Any, **named: Any) -> dict[str, float]:
-        """Return the metrics of all dev sets, and keep them."""
-        started = time.perf_counter()
-        found: dict[str, float] = {}
-        for suffix, rows in self.dev.items():
-            answer = super().evaluate(rows)
-            found |= {
-                f"{name.removeprefix('eval_')}{suffix}": value
-                for name, value in answer.items()
-                if not name.endswith(("_runtime", "_per_second")) and name != "epoch"
-            }
-        epoch = round(float(self.state.epoch or 0.0), 4)
-        self.evaluations.append({"step": self.state.global_step, "epoch": epoch, **found})
-        self.evaluating += time.perf_counter() - started
-        return found
-
-
-def _counts(model: Any) -> dict[str, int]:
-    counts = {"all": 0, "trained": 0, "scores": 0}
+def counts(model: Any) -> dict[str, int]:
+    """Return how many parameters a model has, trains, and has for positions."""
+    found = {"all": 0, "trained": 0, "scores": 0}
     for name, parameter in model.named_parameters():
-        counts["all"] += parameter.numel()
-        counts["trained"] += parameter.numel() * parameter.requires_grad
-        counts["scores"] += parameter.numel() * is_score(name)
-    return counts
+        found["all"] += parameter.numel()
+        found["trained"] += parameter.numel() * parameter.requires_grad
+        found["scores"] += parameter.numel() * is_score(name)
+    return found
 
 
 class _quiet:  # noqa: N801

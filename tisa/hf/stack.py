@@ -1,0 +1,261 @@
+"""Many models of one architecture as one batched model, to be trained side by side.
+
+Every linear map, norm and embedding gets a leading axis for the models, so that a batched matrix
+product does the work of many small ones. Hidden states are (models · rows, length, width); in the
+attention the models lie beside each other in the head axis, so that one call of `tisa.attention`
+has the scores of all. No number of one model meets one of another: a model that diverges leaves
+the others as they are.
+
+Models may have positions or none, folded vectors or none, and different numbers of kernels: what
+a model lacks is zero and gets no gradient.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import AttentionInterface
+
+from tisa.hf import families
+from tisa.hf.parameters import weight_groups
+from tisa.hf.stacked_modules import (
+    Pass,
+    StackedEmbedding,
+    StackedFoldedEmbedding,
+    StackedLayerNorm,
+    StackedLinear,
+    attend,
+)
+from tisa.scoring import TISA
+from tisa.shapes import Bool, Float, Int, Tensor
+
+STACKABLE = (
+    "albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta",
+)  # fmt: skip
+IMPLEMENTATION = "tisa|stack"
+
+
+def reason_against_stacking(config: Any) -> str | None:
+    """Return why models of this config cannot be stacked, or None where they can."""
+    if config.model_type not in STACKABLE:
+        return f"it is a {config.model_type}, and these are known: {', '.join(STACKABLE)}"
+    if getattr(config, "is_decoder", False):
+        return "it is set up as a decoder"
+    return None
+
+
+class Stack(nn.Module):
+    """Models of one architecture, side by side; give them their weights with `put`.
+
+    Args:
+        template: a stock model with a classification head, on its device; it stays as it was.
+        models: how many.
+        num_kernels: the largest S among them.
+        fold: whether any of them has folded vectors.
+        kept: token ids that occur; the other rows of the word embeddings are left out. They could
+            only decay, and nobody would see it.
+    """
+
+    def __init__(
+        self,
+        template: PreTrainedModel,
+        models: int,
+        *,
+        num_kernels: int,
+        fold: bool,
+        kept: Int[Tensor, " tokens"] | None = None,
+    ) -> None:
+        super().__init__()
+        self._trained: Tensor
+        self._placed: Tensor
+        reason = reason_against_stacking(template.config)
+        if reason is not None:
+            raise ValueError(f"Stack: models like this cannot be trained side by side: {reason}")
+        self.models = models
+        self._decay = _decayed(template)
+        self._now = Pass(models)
+        self._heads = families.num_heads(families.attention_modules(template)[0], template.config)
+        self._calls = attention_calls(template)
+        self.scoring = None
+        if num_kernels > 0:
+            self.scoring = TISA(models * len(self._calls) * self._heads, num_kernels, init="zero")
+            self.scoring.to(template.device)
+            with torch.no_grad():
+                for p in self.scoring.parameters():
+                    p.zero_()
+            trained = torch.zeros_like(self.scoring.kernel_amplitudes)
+            self.register_buffer("_trained", trained, persistent=False)
+        self.inner = copy.deepcopy(template)
+        table = families.position_table(self.inner)
+        words = self.inner.get_input_embeddings()
+        for parent in list(self.inner.modules()):
+            for name, module in list(parent.named_children()):
+                made = self._stacked(module, words, fold, kept)
+                if made is not None:
+                    setattr(parent, name, made)
+        for module in families.attention_modules(self.inner):
+            module.stack = self._now
+        self._table = None if table is None else getattr(table.parent, table.name)
+        placed = torch.zeros(models, 1, 1, device=template.device)
+        self.register_buffer("_placed", placed, persistent=False)
+        self._held = self._partly_trained()
+        self.inner.config._attn_implementation = IMPLEMENTATION
+        AttentionInterface.register(IMPLEMENTATION, attend)
+
+    def _stacked(self, module: Any, words: Any, fold: bool, kept: Tensor | None) -> Any:
+        if type(module) is nn.Linear:
+            return StackedLinear(module, self.models)
+        if type(module) is nn.LayerNorm and module.weight is not None:
+            return StackedLayerNorm(module, self.models)
+        if type(module) is nn.Embedding and module.max_norm is None:
+            if module is not words:
+                return StackedEmbedding(module, self.models, self._now)
+            kind = StackedFoldedEmbedding if fold else StackedEmbedding
+            return kind(module, self.models, self._now, kept)
+        if next(module.parameters(recurse=False), None) is not None:
+            raise ValueError(
+                "Stack: models like this cannot be trained side by side: a "
+                f"{type(module).__name__} has parameters, and only Linear, LayerNorm and Embedding "
+                "are known"
+            )
+        return None
+
+    @torch.no_grad()
+    def put(self, index: int, model: PreTrainedModel) -> None:
+        """Give the model of that number its weights: those of a stock or of a converted model."""
+        for name, module in self.inner.named_modules():
+            if module is self._table and self._table is not None:
+                table = families.position_table(model)
+                if table is not None:
+                    self._table.put(index, table.embedding)
+                    self._placed[index] = 1.0
+            elif isinstance(module, StackedLinear | StackedLayerNorm | StackedEmbedding):
+                module.put(index, model.get_submodule(name))
+        if self.scoring is None or not hasattr(model.config, "tisa"):
+            return
+        shape = (self.models, len(self._calls), self._heads, -1)
+        trained = self._trained.view(shape)[index]
+        for call, (name, number) in enumerate(self._calls):
+            scoring = model.get_submodule(name).offset_scores[number]
+            for kind in ("kernel_amplitudes", "kernel_sharpness", "kernel_offsets"):
+                given = getattr(scoring, kind)
+                mine = getattr(self.scoring, kind).view(shape)[index, call]
+                mine[:, : given.shape[1]].copy_(given)
+                trained[call, :, : given.shape[1]] = float(given.requires_grad)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "either rows length"],
+        mask: Bool[Tensor, "either rows length"] | None = None,
+        **more: Int[Tensor, "either rows length"],
+    ) -> Float[Tensor, "models rows labels"]:
+        """Return the logits of every model.
+
+        `either` is the number of models, or 1 where all are given the same rows. `mask`: what is
+        no padding; None where there is none.
+        """
+        now = self._now
+        length = input_ids.shape[-1]
+        now.rows = input_ids.shape[1]
+        now.mask = None if mask is None else self._mask(mask)
+        now.calls = 0
+        now.scores = None
+        if self.scoring is not None:
+            shape = (self.models, len(self._calls), -1, 2 * length - 1)
+            vectors = self.scoring(length).view(shape)
+            now.scores = [part.flatten(0, 1) for part in vectors.unbind(1)]
+        given = {"input_ids": input_ids, **more}
+        flat = {
+            name: ids.expand(self.models, -1, -1).reshape(self.models * now.rows, length)
+            for name, ids in given.items()
+        }
+        logits: Tensor = self.inner(**flat).logits
+        assert now.calls == len(self._calls)
+        return logits.view(self.models, now.rows, -1)
+
+    def _mask(self, mask: Tensor) -> Tensor:
+        """Return the mask as the attention takes it: models beside each other in the head axis."""
+        if mask.shape[0] == 1:
+            return mask[0, :, None, None, :]
+        beside = mask.transpose(0, 1).unsqueeze(2).expand(-1, -1, self._heads, -1)
+        return beside.flatten(1, 2).unsqueeze(2)
+
+    def groups(
+        self, *, lr: float, scores_lr: float | None = None, weight_decay: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """Return groups for an optimiser: those of `tisa.hf.parameter_groups` for each model."""
+        decayed: list[nn.Parameter] = []
+        undecayed: list[nn.Parameter] = []
+        scores: list[nn.Parameter] = list(self.scoring.parameters()) if self.scoring else []
+        for name, parameter in self.inner.named_parameters():
+            if name.endswith(".fold"):
+                scores.append(parameter)
+            elif parameter.requires_grad:
+                (decayed if name in self._decay else undecayed).append(parameter)
+        own = 10 * lr if scores_lr is None else scores_lr
+        groups = [
+            {"params": decayed, "lr": lr, "weight_decay": weight_decay},
+            {"params": undecayed, "lr": lr, "weight_decay": 0.0},
+            {"params": scores, "lr": own, "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+    @torch.no_grad()
+    def clip_gradients(self, max_norm: float) -> Float[Tensor, " models"]:
+        """Return the norm of each model's gradient, which is then at most `max_norm`.
+
+        The gradient of what a model does not have, or does not train, becomes 0 before.
+        """
+        for parameter, mask in self._held:
+            if parameter.grad is not None:
+                parameter.grad.mul_(mask)
+        grads = [
+            # The scores have models and heads in one axis.
+            p.grad.unflatten(0, (self.models, -1))
+            for p in self.parameters()
+            if p.grad is not None
+        ]
+        norms = [torch.linalg.vector_norm(g, dim=tuple(range(1, g.ndim))) for g in grads]
+        total = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(grads, [factor.view(-1, *[1] * (g.ndim - 1)) for g in grads])
+        return total
+
+    def _partly_trained(self) -> list[tuple[Any, Tensor]]:
+        """Return the parameters that not all models have or train, and what is 1 where they do."""
+        held: list[tuple[Any, Tensor]] = []
+        if self.scoring is not None:
+            held += [(p, self._trained) for p in self.scoring.parameters()]
+        if self._table is not None:
+            held.append((self._table.weight, self._placed))
+        held += [
+            (m.fold, m.folded) for m in self.modules() if isinstance(m, StackedFoldedEmbedding)
+        ]
+        return held
+
+
+def attention_calls(model: PreTrainedModel) -> list[tuple[str, int]]:
+    """Return the attention modules in the order of the calls: the name, and which of its scores.
+
+    ALBERT goes through the same module in many passes and has scores for each.
+    """
+    own = families.attention_modules(model)
+    names = [name for name, module in model.named_modules() if any(module is m for m in own)]
+    if not families.is_albert(model):
+        return [(name, 0) for name in names]
+    config = model.config
+    inner = config.inner_group_num
+    calls = []
+    for number in range(config.num_hidden_layers):
+        group = int(number / (config.num_hidden_layers / config.num_hidden_groups))
+        calls += [(name, number) for name in names[group * inner : (group + 1) * inner]]
+    return calls
+
+
+def _decayed(model: PreTrainedModel) -> set[str]:
+    """Return the names of the parameters that decay in a single model."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = weight_groups(model, lr=1.0, weight_decay=1.0)
+    return {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
