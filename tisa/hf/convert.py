@@ -140,6 +140,7 @@ def _rebuilt(model: PreTrainedModel, described: dict[str, Any]) -> PreTrainedMod
         config.max_position_embeddings = LIFTED
     with torch.device(model.device):
         converted = cls._from_config(config, dtype=model.dtype, attn_implementation="tisa")
+    _leave_out(converted, model)
     state = model.state_dict()
     missing, unexpected = converted.load_state_dict(state, strict=False)
     allowed = set(families.TABLES) | {"relative_attention_bias"}
@@ -151,6 +152,18 @@ def _rebuilt(model: PreTrainedModel, described: dict[str, Any]) -> PreTrainedMod
     if model.can_generate():
         converted.generation_config = copy.deepcopy(model.generation_config)
     return converted
+
+
+def _leave_out(converted: PreTrainedModel, model: PreTrainedModel) -> None:
+    """Take out of the converted model what the model was built without, as a pooling layer."""
+    for name in [name for name, _ in converted.named_modules() if name]:
+        parent, _, leaf = name.rpartition(".")
+        try:
+            absent = getattr(model.get_submodule(parent), leaf, model) is None
+        except AttributeError:
+            continue
+        if absent:
+            setattr(converted.get_submodule(parent), leaf, None)
 
 
 def _set_fold(
