@@ -167,9 +167,13 @@ def test_one_or_many_scores_for_albert():
     assert count(each) == 3 * 3 * 2 * 4
     calls = []
     scoring = next(m for m in shared.modules() if isinstance(m, tisa.TISA))
-    scoring.register_forward_hook(lambda *_: calls.append(1))
-    logits(shared, **inputs())
-    assert len(calls) == 1, "the shared vector is computed once in a forward pass"
+    scoring.register_forward_hook(lambda module, args, output: calls.append(output.shape[-1]))
+    for implementation in tiny.IMPLEMENTATIONS:
+        shared.set_attn_implementation(implementation)
+        for length in (11, 9):
+            logits(shared, **inputs(length=length))
+        assert calls == [21, 17], "the shared vector is computed once for a pass and its length"
+        calls.clear()
     with pytest.raises(ValueError, match="ALBERT"):
         tisa.hf.convert(original("bert"), shared=True)
 
@@ -375,3 +379,44 @@ def test_what_lies_beside_a_saved_model(tmp_path):
     (tmp_path / "README.md").write_text("mine")
     converted.save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize("before", [None, "# A card that somebody wrote"])
+def test_push_to_hub_uploads_weights_code_and_card(before, monkeypatch):
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    uploaded = {}
+
+    def create_repo(api, repo_id, **_):
+        return huggingface_hub.RepoUrl(f"https://huggingface.co/{repo_id}")
+
+    def create_commit(api, repo_id, operations, **_):
+        assert repo_id == "somebody/little"
+        for one in operations:
+            uploaded[one.path_in_repo] = Path(one.path_or_fileobj).read_bytes()
+
+    def load(*_, **__):
+        if before is None:
+            raise EntryNotFoundError("no card yet")
+        return huggingface_hub.ModelCard(before)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create_repo)
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_commit", create_commit)
+    monkeypatch.setattr(huggingface_hub.ModelCard, "load", load)
+    model = original("bert")
+    model.config.name_or_path = "somebody/stock"
+    converted = tisa.hf.convert(model, positions="replace", init="zero", calibration=TOKENS)
+    converted.push_to_hub("somebody/little", tags=["mine"])
+    assert {"config.json", "model.safetensors", "modeling_tisa.py", "README.md"} <= set(uploaded)
+    config = json.loads(uploaded["config.json"])
+    assert config["model_type"] == "tisa-bert"
+    assert config["auto_map"]["AutoModelForMaskedLM"] == "modeling_tisa.TisaModelForMaskedLM"
+    card = uploaded["README.md"].decode()
+    assert "- mine" in card
+    if before is None:
+        assert "translation-invariant" in card
+        assert "base_model: somebody/stock" in card
+        assert "More Information Needed" not in card
+    else:
+        assert before in card

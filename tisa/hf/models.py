@@ -67,6 +67,12 @@ class TisaModel(PreTrainedModel):
             write_remote_code(self, save_directory)
             write_card(self, save_directory)
 
+    def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        from tisa.hf.card import replace_template
+
+        replace_template(self, working_dir)
+        return super()._upload_modified_files(working_dir, *args, **kwargs)
+
     def _init_weights(self, module: Any) -> None:
         if isinstance(module, ScoringFunction):
             if not all(getattr(p, "_is_hf_initialized", False) for p in module.parameters()):
