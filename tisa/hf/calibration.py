@@ -105,24 +105,19 @@ def fold_vectors(
 ) -> Float[Tensor, "3 dim"]:
     """Return what stands for the position vectors: of any token, of the last one, of the first one.
 
-    Each is the mean of the table over the places where such tokens really stand, every sequence
-    counting alike however long it is, so that what a position vector says besides the order stays
-    in the model.
+    Each is the mean of the table over the places where such tokens really stand, so that what a
+    position vector says besides the order stays in the model.
     """
-    weights = torch.zeros(3, len(table), dtype=torch.float64)
+    kinds: list[list[int]] = [[], [], []]
     for sequence in sequences:
-        kinds = torch.tensor([_kind(token, ends) for token in sequence.ids])
-        for kind in range(3):
-            places = (kinds == kind).nonzero().squeeze(1)
-            weights[kind, places] += 1 / max(1, len(places))
-    # A kind that is nowhere takes any token's.
-    weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, weights[:1])
-    shares = (weights / weights.sum(1, keepdim=True)).to(table.device)
-    return (shares @ table.double()).to(table.dtype)
-
-
-def _kind(token: int, ends: Ends) -> int:
-    return 2 if token == ends.first else 1 if token == ends.last else 0
+        for place, token in enumerate(sequence.ids):
+            kind = 2 if token == ends.first else 1 if token == ends.last else 0
+            kinds[kind].append(place)
+    means = []
+    for places in kinds:
+        used = torch.tensor(places or kinds[0], device=table.device)
+        means.append(table[used].double().mean(0).to(table.dtype))
+    return torch.stack(means)
 
 
 def batches_of(
