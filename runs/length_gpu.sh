@@ -23,6 +23,9 @@ OMP_NUM_THREADS=2 timeout 148 taskset -c 0,1 python3 runs/conversion.py rxnmappe
 OMP_NUM_THREADS=2 timeout 148 taskset -c 2,3 python3 runs/conversion.py minilm \
     --commit "$commit" --model "$carry/minilm" --data-dir "$carry" \
     --out "$out/conversion-minilm.json" > "$out/minilm.log" 2>&1 &
+timeout 100 python3 runs/length_residual.py --device cuda --texts 64 --commit "$commit" \
+    --model "$carry/minilm" --data-dir "$carry" --out "$out/length-residual.json" \
+    > "$out/residual.log" 2>&1 &
 for name in S5 S5-pooled S12 S12-pooled free; do
     # Where the fused kernels fail, PyTorch's attention may still do in what time is left.
     { one $name tisa 148 60 || [ $? -eq 124 ] || one $name sdpa 100 45; } &

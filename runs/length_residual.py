@@ -89,7 +89,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(min(2, torch.get_num_threads()))
     command = (
-        f"python runs/length_residual.py --texts {args.texts} --data-dir DATA --out {args.out}"
+        f"python runs/length_residual.py --texts {args.texts} --device {args.device} "
+        f"--data-dir DATA --out {args.out}"
     )
     write = writer(args.out, command, args.device, args.commit or commit())
     folder = model_folder("minilm", args.model)
