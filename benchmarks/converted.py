@@ -10,6 +10,7 @@ is not timed.
 """
 
 import argparse
+import copy
 import json
 import platform
 import time
@@ -39,7 +40,8 @@ def models(layers: int, device: str, dtype: torch.dtype) -> dict:
     for kind, model, names in (("stock", stock, STOCK), ("converted", converted, OURS)):
         for name in names:
             if kind == "stock":
-                one = transformers.BertModel(config, add_pooling_layer=False).eval()
+                # A config of its own: the implementation is written into it.
+                one = transformers.BertModel(copy.deepcopy(config), add_pooling_layer=False).eval()
             else:
                 one = tisa.hf.convert(stock, positions="replace", init="zero", calibration=tokens)
             one.load_state_dict(model.state_dict())

@@ -248,16 +248,16 @@ def rxnmapper(args) -> dict:
     measured("fold, no scores", tisa.hf.convert(original, init="zero", **settings))
     converted, wall, cpu = timed(lambda: tisa.hf.convert(original, init="fit", **settings))
     measured("fold + fit, S = 5", converted, seconds=wall, processor_seconds=cpu)
-    for steps in (100,):
+    for steps, seed in [(n, i) for n in args.steps for i in args.seeds]:
         trained = tisa.hf.convert(original, init="zero", **settings)
         trained.load_state_dict(converted.state_dict())
         _, wall, cpu = timed(
-            lambda t=trained, n=steps: tisa.hf.distil(
-                t, original, used, steps=n, mask_token_id=mask
+            lambda t=trained, n=steps, i=seed: tisa.hf.distil(
+                t, original, used, steps=n, mask_token_id=mask, seed=i
             )
         )
-        measured(f"fold + fit, S = 5, distilled {steps} steps", trained, seconds=wall,
-                 processor_seconds=cpu)  # fmt: skip
+        name = f"fold + fit, S = 5, distilled {steps} steps" + (f", seed {seed}" if seed else "")
+        measured(name, trained, seconds=wall, processor_seconds=cpu)
     for name, more in (("S = 1", dict(num_kernels=1)), ("S = 5, shared", dict(shared=True))):
         other, wall, cpu = timed(
             lambda m=more: tisa.hf.convert(original, init="fit", **settings, **m)
@@ -314,13 +314,19 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", type=int, nargs="*", default=[180], help="rxnmapper: distilled")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="rxnmapper: distilled")
     parser.add_argument("--reactions", type=Path, help="file of reactions, made where it is not")
     parser.add_argument("--commit", default="", help="where there is no repository")
     args = parser.parse_args()
     if args.what != "rxnmapper" and args.data_dir is None:
         parser.error("--data-dir is needed")
     torch.set_num_threads(min(2, torch.get_num_threads()))
-    command = f"python runs/conversion.py {args.what} --data-dir DATA --out {args.out}"
+    command = f"python runs/conversion.py {args.what} --data-dir DATA --device {args.device}"
+    if args.what == "rxnmapper":
+        command += f" --steps {' '.join(map(str, args.steps))}"
+        command += f" --seeds {' '.join(map(str, args.seeds))}"
+    command += f" --out {args.out}"
     args.write = writer(args.out, command, args.device, args.commit or commit())
     args.write({"minilm": minilm, "rxnmapper": rxnmapper}[args.what](args))
 

@@ -102,7 +102,7 @@ def crops(texts, tokenizer, count: int, rng) -> list[list[int]]:
 def started(original, tokenizer, pieces, kernels: int, folder: Path | None):
     """Return the model fitted without training, from the folder where it has been fitted before."""
     file = None if folder is None else folder / f"S{kernels}.pt"
-    settings = dict(positions="replace", tokenizer=tokenizer, num_kernels=kernels)
+    settings = dict(positions="replace", tokenizer=tokenizer, num_kernels=kernels, fold_by="inputs")
     if file is not None and file.is_file():
         known = torch.load(file, weights_only=True)
         converted = tisa.hf.convert(original, init="zero", calibration=pieces, **settings)
@@ -229,13 +229,33 @@ def whole_documents(converted, original, tokenizer, halves) -> dict:
     }
 
 
+def merge(files: list[Path], out: Path) -> None:
+    """Write one record of several that were made side by side, each start only once."""
+    records = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    whole = {**records[0], "rows": []}
+    whole["command"] = (
+        f"sh runs/length_gpu.sh OUT {whole['commit']}; "
+        f"python runs/conversion_length.py --merge OUT/length-*.json --out {out}"
+    )
+    for record in records:
+        for row in record["rows"]:
+            name, _, done = row["variant"].partition(": ")
+            if done == "fitted":
+                row["variant"] = f"S = {TRIES[name].kernels}, fitted"
+            if row["variant"] not in [known["variant"] for known in whole["rows"]]:
+                whole["rows"].append(row)
+        whole |= {key: value for key, value in record.items() if key.endswith(": documents")}
+    text = json.dumps(whole, indent=1, ensure_ascii=False)
+    out.write_text(text + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--tries", nargs="*", choices=list(TRIES), default=["S5"])
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--attention", default="tisa", help="implementation to distil with")
@@ -247,7 +267,11 @@ def main() -> None:
     parser.add_argument("--wholes", type=int, default=50, help="documents embedded at once")
     parser.add_argument("--starts", type=Path, help="folder with fitted scores, kept for later")
     parser.add_argument("--commit", default="", help="where there is no repository")
+    parser.add_argument("--merge", type=Path, nargs="*", help="records to make one of, no run")
     args = parser.parse_args()
+    if args.merge:
+        merge(args.merge, args.out)
+        return
     torch.set_num_threads(min(2, torch.get_num_threads()))
     command = (
         f"python runs/conversion_length.py --tries {' '.join(args.tries)} --steps {args.steps} "

@@ -118,6 +118,10 @@ def test_the_fold_is_the_mean_over_the_places_where_tokens_stand():
     torch.testing.assert_close(first, table[0])
     torch.testing.assert_close(last, table[[3, 2, 4]].mean(0))
     torch.testing.assert_close(any_, table[[1, 2, 1, 1, 2, 3]].mean(0))
+    alike = fold_vectors(table, sequences, ends, by="inputs")
+    means = [table[1:3].mean(0), table[1], table[1:4].mean(0)]
+    torch.testing.assert_close(alike[0], torch.stack(means).mean(0))
+    torch.testing.assert_close(alike[1:], torch.stack((last, first)))
     assert ends_of([tisa.hf.calibration.Tokens(x) for x in ([2, 9, 3], [4, 9, 3])]) == (-1, 3)
 
 
@@ -183,6 +187,10 @@ def test_one_or_many_scores_for_albert():
         ({"positions": "both"}, "positions"),
         ({"init": "random"}, "init"),
         ({"num_kernels": -1}, "num_kernels"),
+        ({"num_kernels": 2.5}, "num_kernels"),
+        ({"fold_by": "words"}, "fold_by"),
+        ({"calibration": [[2, -4, 5, 3]]}, "another model"),
+        ({"calibration": [None]}, "NoneType"),
         ({"init": "fit", "positions": "keep"}, "keep"),
         ({"calibration": []}, "empty"),
         ({"calibration": [[2, 3]]}, "no order"),
@@ -226,6 +234,9 @@ def test_text_that_the_tokenizer_does_not_know_is_refused():
         (lambda: transformers.DebertaV2Model(transformers.DebertaV2Config(
             vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
             intermediate_size=40)), "attention interface"),
+        (lambda: transformers.T5EncoderModel(transformers.T5Config(
+            vocab_size=60, d_model=32, num_layers=1, num_heads=4, d_ff=40, d_kv=8)),
+         "relative table"),
         (lambda: torch.nn.Linear(2, 2), "no transformers model"),
         (lambda: transformers.GPT2Model(transformers.GPT2Config(
             vocab_size=60, n_embd=32, n_layer=1, n_head=4, reorder_and_upcast_attn=True)),

@@ -111,4 +111,7 @@ def _function(name: str) -> Any:
     module, colon, function = name.partition(":")
     if not colon:
         raise ValueError(f"--score: expected module:function, got {name!r}")
-    return getattr(import_module(module), function)
+    found = getattr(import_module(module), function, None)
+    if not callable(found):
+        raise ValueError(f"--score: {module} has no function {function!r}")
+    return found

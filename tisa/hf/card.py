@@ -4,6 +4,7 @@ import json
 import os
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -25,14 +26,14 @@ def replace_template(model: PreTrainedModel, folder: str | os.PathLike[str]) -> 
     from huggingface_hub import ModelCard, ModelCardData
 
     path = Path(folder) / "README.md"
-    found = ModelCard(path.read_text(encoding="utf-8"))
+    found: Any = ModelCard(path.read_text(encoding="utf-8"))
     template = ModelCard.from_template(ModelCardData(library_name="transformers"))
     known = {line.strip() for line in template.text.splitlines()}
     added = [line for line in found.text.splitlines() if line.strip() not in known]
     if any("automatically generated" not in line for line in added):
         return
-    ours = ModelCard(card(model))
-    ours.data.tags = list(dict.fromkeys([*(ours.data.tags or []), *(found.data.tags or [])]))
+    ours: Any = ModelCard(card(model))
+    ours.data.tags = list(dict.fromkeys([*ours.data.tags, *(found.data.tags or [])]))
     ours.save(path)
 
 

@@ -78,6 +78,9 @@ def convert_folder(
     out = Path(out)
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"--out: {out} is there already; name a new folder")
+    if minutes is not None and minutes <= 0:
+        raise ValueError(f"--distil: expected minutes above 0, got {minutes}")
+    _check_device(device)
     original, tokenizer = load_stock(model)
     original = original.to(device).eval()
     used, held_out = _halves(texts)
@@ -87,12 +90,13 @@ def convert_folder(
         calibration = pieces(used or default_texts(), tokenizer, (lengths[0], longest), seed=seed)
     converted = convert(
         original, positions=positions, init=init, num_kernels=num_kernels, fold=fold,
-        shared=shared, calibration=calibration, tokenizer=tokenizer, progress=progress,
+        fold_by="tokens" if lengths is None else "inputs", shared=shared,
+        calibration=calibration, tokenizer=tokenizer, progress=progress,
     ).eval()  # fmt: skip
     if minutes is not None:
         distil(
             converted, original, calibration or default_texts(), tokenizer=tokenizer,
-            steps=10_000, minutes=minutes, seed=seed,
+            steps=10_000, minutes=minutes, seed=seed, by_length=lengths is not None,
         )  # fmt: skip
     before: dict[str, float] = {}
     after: dict[str, float] = {}
@@ -211,6 +215,14 @@ def measurements(
         before[f"cosine to original at {length} tokens"] = 1.0
         after[f"cosine to original at {length} tokens"] = value
     return before, after
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as refused:
+        reason = str(refused).splitlines()[0]
+        raise ValueError(f"--device: cannot compute on {device!r}: {reason}") from None
 
 
 def _halves(texts: list[str] | None) -> tuple[list[str] | None, list[str]]:
