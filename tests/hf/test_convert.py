@@ -180,6 +180,34 @@ def test_one_or_many_scores_for_albert():
         tisa.hf.convert(original("bert"), shared=True)
 
 
+@pytest.mark.parametrize("name", ["bert", "albert"])
+def test_bands_are_worked_out_once_for_all_layers_and_anew_after_a_step(name, monkeypatch):
+    model = shake(tisa.hf.convert(original(name), init="reference", num_kernels=2))
+    owners = [m for m in model.modules() if isinstance(m, tisa.hf.modules.OwnScores)]
+    scorings = [s for owner in owners for s in owner.offset_scores]
+    assert len(scorings) > 1
+    worked_out = []
+    support = tisa.TISA.support
+    monkeypatch.setattr(
+        tisa.TISA, "support", lambda *given: worked_out.append(1) or support(*given)
+    )
+
+    def bands():
+        worked_out.clear()
+        return [owners[0].bands.of(s, torch.bfloat16) for s in scorings]
+
+    for calls in (1, 0):
+        found = bands()
+        assert len(worked_out) == calls
+    with torch.no_grad():
+        scorings[-1].kernel_offsets.add_(100.0)
+    moved = bands()
+    assert len(worked_out) == 1
+    assert not torch.equal(moved[-1], found[-1])
+    for band, scoring in zip(moved, scorings, strict=True):
+        assert torch.equal(band, scoring.band(torch.bfloat16))
+
+
 @pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("change", "words"),

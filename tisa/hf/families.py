@@ -123,7 +123,7 @@ def _has_mpnet(model: PreTrainedModel) -> bool:
 def _has_words(model: PreTrainedModel) -> bool:
     try:
         return isinstance(model.get_input_embeddings(), nn.Embedding)
-    except (NotImplementedError, AttributeError):
+    except (RuntimeError, AttributeError):
         return False
 
 
