@@ -301,11 +301,14 @@ def test_the_command_line(encoder, tmp_path):
         (["--distil", "0"], "above 0"),
         (["--device", "no-such"], "device"),
         (["--text", "EMPTY"], "no text"),
+        (["--text", "BINARY"], "UTF-8"),
+        (["--lengths", "8-4000"], "up to 64 tokens"),
     ],
 )
 def test_mistakes_on_the_command_line(encoder, tmp_path, more, words):
     (tmp_path / "EMPTY").write_text("\n")
-    more = [str(tmp_path / "EMPTY") if x == "EMPTY" else x for x in more]
+    (tmp_path / "BINARY").write_bytes(b"\xff\xfe")
+    more = [str(tmp_path / x) if x.isupper() else x for x in more]
     out = tmp_path / "out"
     shown = CliRunner().invoke(cli.app(), ["convert", str(encoder), "--out", str(out), *more])
     assert words in str(shown.exception)

@@ -92,7 +92,11 @@ def _print(done: Any, out: Path, as_json: bool) -> None:
 
 
 def _lines(path: Path) -> list[str]:
-    lines = [x.strip() for x in path.read_text(encoding="utf-8").splitlines() if x.strip()]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"--text: expected UTF-8 text, got something else in {path}") from None
+    lines = [x.strip() for x in text.splitlines() if x.strip()]
     if not lines:
         raise ValueError(f"--text: {path} has no text in it; one input per line")
     return lines
