@@ -180,6 +180,37 @@ def test_one_or_many_scores_for_albert():
         tisa.hf.convert(original("bert"), shared=True)
 
 
+@pytest.mark.parametrize("name", ["bert", "albert", "gpt2", "llama"])
+def test_the_scores_of_all_layers_are_computed_at_once(name, monkeypatch):
+    model = shake(tisa.hf.convert(original(name), init="reference", num_kernels=2))
+    calls = []
+    scores = tisa.TISA.scores
+    monkeypatch.setattr(tisa.TISA, "scores", lambda *given: calls.append(1) or scores(*given))
+
+    def gradients():
+        calls.clear()
+        model.zero_grad()
+        found = model(**inputs()).logits
+        found.square().mean().backward()
+        return found, [p.grad.clone() for n, p in model.named_parameters() if "kernel" in n]
+
+    together, first = gradients()
+    assert len(calls) == 1
+    again, second = gradients()
+    assert torch.equal(together, again)
+    monkeypatch.setattr(tisa.hf.models, "_together", lambda module: {})
+    apart, third = gradients()
+    assert len(calls) == model.config.num_hidden_layers
+    torch.testing.assert_close(together, apart)
+    for one, other, alone in zip(first, second, third, strict=True):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(one, alone, rtol=1e-4, atol=1e-6)
+    monkeypatch.undo()
+    if model.supports_gradient_checkpointing:
+        model.train().gradient_checkpointing_enable()
+        model(**inputs()).logits.square().mean().backward()
+
+
 @pytest.mark.parametrize("name", ["bert", "albert"])
 def test_bands_are_worked_out_once_for_all_layers_and_anew_after_a_step(name, monkeypatch):
     model = shake(tisa.hf.convert(original(name), init="reference", num_kernels=2))

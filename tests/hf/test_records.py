@@ -71,3 +71,12 @@ def test_times_are_those_of_the_records():
         assert len(rows) == 2
         for row in rows:
             assert f"{row['seconds']} s" in text
+
+
+def test_the_table_of_times_is_that_of_the_benchmark():
+    record = json.loads((ROOT / "benchmarks/results/2026-11-15-converted-gpu.json").read_text())
+    text = (ROOT / "docs/huggingface.md").read_text()
+    for name in ("stock, sdpa", "converted, tisa", "converted, sdpa", "converted, eager"):
+        rows = [row for row in record["rows"] if row["contender"] == name and row["mode"] == "step"]
+        cells = " | ".join(f"{row['ms']['p50']:.1f} ({row['x stock sdpa']:.2f} ×)" for row in rows)
+        assert f"| {name} | {cells} |" in text

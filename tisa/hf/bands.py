@@ -25,11 +25,11 @@ class Bands:
             return scoring.band(dtype)
         found = self.known.get(id(scoring))
         if found is None or found[0] != _state(scoring, dtype):
-            alike = [s for owner in self.owners for s in owner.offset_scores if _alike(s, scoring)]
-            if not any(s is scoring for s in alike):
+            others = [s for owner in self.owners for s in owner.offset_scores if alike(s, scoring)]
+            if not any(s is scoring for s in others):
                 # Another's module, as peft and replicas have: it stands for itself.
-                alike = [scoring]
-            for one, band in zip(alike, bands_of(alike, dtype), strict=True):
+                others = [scoring]
+            for one, band in zip(others, bands_of(others, dtype), strict=True):
                 self.known[id(one)] = (_state(one, dtype), band)
         return self.known[id(scoring)][1]
 
@@ -50,7 +50,8 @@ def bands_of(scorings: list[Any], dtype: torch.dtype) -> list[Int32[Tensor, "hea
     return list(band.split(heads))
 
 
-def _alike(one: Any, other: Any) -> bool:
+def alike(one: Any, other: Any) -> bool:
+    """Return whether both are kernels of the same number on one device."""
     return (
         type(one) is type(other) is TISA
         and one.num_kernels == other.num_kernels

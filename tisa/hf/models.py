@@ -18,6 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tisa.hf import attention, families
 from tisa.hf.bands import Bands
 from tisa.hf.modules import Folded, MPNetScores, NoPositions, OwnScores, Passes, become
+from tisa.hf.vectors import Vectors
 from tisa.scoring import TISA, ScoringFunction
 from tisa.shapes import Tensor
 
@@ -128,6 +129,7 @@ def attach(model: PreTrainedModel) -> None:
     if tisa["positions"] == "replace":
         _remove_positions(model)
     innermost = [m for m in model.modules() if isinstance(m, PreTrainedModel)][-1]
+    innermost.tisa_owners = owners
     innermost.register_forward_pre_hook(_announce, with_kwargs=True)
 
 
@@ -172,8 +174,10 @@ def _announce(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
         segments = _segments_of(position_ids)
         if segments is not None:
             told["tisa_segments"] = segments
-    if not told or not any(families.is_mpnet(m) for m in module.modules()):
-        return args, kwargs | told
+    if module.config.tisa["base_model_type"] != "mpnet":
+        return args, kwargs | told | _together(module)
+    if not told:
+        return args, kwargs
     if "tisa_segments" in told:
         # MPNet passes nothing on; a mask with four dimensions it takes as it is.
         same = attention.same_segment(told["tisa_segments"])
@@ -183,6 +187,17 @@ def _announce(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
         kwargs = kwargs | {"attention_mask": attention.additive(same, module.dtype)}
         args = args[: names.index("attention_mask")]
     return args, kwargs
+
+
+def _together(module: Any) -> dict[str, Any]:
+    """Return the means to compute all layers' scores at once, where that is the same."""
+    known = module.config.tisa["base_model_type"] in families.LOADED_TYPES
+    if torch.compiler.is_compiling() or not known:
+        return {}
+    # A layer that is computed again in the backward pass needs scores of its own.
+    if module.training and module.is_gradient_checkpointing:
+        return {}
+    return {"tisa_vectors": Vectors(module.tisa_owners)}
 
 
 @cache

@@ -68,7 +68,13 @@ class OwnScores(_Mixed):
         shared = kwargs.get("tisa_vector")
         if shared is not None and shared.shape[-1] == queries + keys - 1:
             return shared
-        return self._scoring(kwargs)(queries, keys, query_start=kwargs.get("tisa_query_start"))
+        scoring, start = self._scoring(kwargs), kwargs.get("tisa_query_start")
+        vectors = kwargs.get("tisa_vectors")
+        if vectors is not None and start is None:
+            known = vectors.of(scoring, queries, keys)
+            if known is not None:
+                return known
+        return scoring(queries, keys, query_start=start)
 
     def band(
         self, query: Tensor, keys: int, kwargs: dict[str, Any]
