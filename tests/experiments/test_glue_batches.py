@@ -132,7 +132,7 @@ def test_padding_is_the_tokenizers(model):
 @pytest.mark.full
 @pytest.mark.parametrize("launcher", ["torchrun", "fsdp"])
 def test_two_processes_give_the_numbers_of_one(data_dir, model, tmp_path, launcher):
-    script = tmp_path / "tisa.py"
+    script = tmp_path / "start.py"
     script.write_text("import torch; torch.set_num_threads(1)\nfrom tisa.cli import main\nmain()\n")
     options = [
         "glue", model, "--data-dir", str(data_dir), "--tasks", "cola,sts-b", "--device", "cpu",
