@@ -215,7 +215,8 @@ def cells_per_hour(arguments: argparse.Namespace) -> dict[str, Any]:
     rows += [f"{place}{k}" for place in ("zeroed", "folded") for k in ("", *kernels)]
     cells = grid(
         [arguments.model], [arguments.task], rows=rows,
-        seeds=range(max(1, arguments.stack // len(rows))), learning_rate=5e-5, batch_size=32, dropout=0.0, evaluations=1,
+        seeds=range(max(1, arguments.stack // len(rows))), learning_rate=5e-5, batch_size=32,
+        dropout=0.0, evaluations=1,
         **({"steps": 4} if arguments.little else {"epochs": 3.0}),
     )  # fmt: skip
     found: dict[str, Any] = {"task": arguments.task}
