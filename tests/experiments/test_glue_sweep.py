@@ -253,7 +253,7 @@ def as_a_program(arguments):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("executor", "kills"), [("in-process", 20), ("pool", 4)])
+@pytest.mark.parametrize(("executor", "kills"), [("in-process", 20), ("pool", 4), ("stacked", 6)])
 def test_the_command_killed_at_random_moments(real, tmp_path, executor, kills):
     """Processes of their own, from a server that has imported everything already."""
     server = multiprocessing.get_context("forkserver")
@@ -294,4 +294,9 @@ def test_the_command_killed_at_random_moments(real, tmp_path, executor, kills):
     content = (killed / "records.jsonl").read_bytes()
     keys = [json.loads(line)["key"] for line in content.splitlines()]
     assert len(keys) == len(set(keys)) == 36
-    assert numbers(killed) == numbers(tmp_path / "whole")
+    found, wanted = numbers(killed), numbers(tmp_path / "whole")
+    if executor == "stacked":
+        # What is left of a stack is another stack, with other rounding.
+        found = {cell: pytest.approx(one["metrics"], abs=1e-3) for cell, one in found.items()}
+        wanted = {cell: one["metrics"] for cell, one in wanted.items()}
+    assert found == wanted

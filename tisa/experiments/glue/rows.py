@@ -12,8 +12,8 @@ from tisa.experiments.glue.batches import ByLength
 from tisa.experiments.glue.cell import Cell
 from tisa.experiments.glue.reading import read
 from tisa.experiments.glue.tasks import Task
-from tisa.experiments.glue.trainer import Row
-from tisa.experiments.glue.training import tokenized
+from tisa.experiments.glue.trainer import Row, length_of
+from tisa.experiments.glue.training import row_counts, tokenized
 from tisa.shapes import Int, Tensor
 
 
@@ -50,6 +50,7 @@ class Prepared:
     dev: dict[str, Rows]
     tokens: Int[Tensor, " tokens"]
     fingerprint: str
+    counts: dict[str, int]
 
 
 @lru_cache(maxsize=1)
@@ -67,11 +68,11 @@ def prepared(
     train = tokenized(data.train[:train_rows], task, tokenizer, length)
     # By length, so that there is no padding to speak of; no metric asks for the order.
     dev = {
-        suffix: sorted(tokenized(rows, task, tokenizer, length), key=lambda r: len(r["input_ids"]))
+        suffix: sorted(tokenized(rows, task, tokenizer, length), key=length_of)
         for suffix, rows in data.dev.items()
     }
     every = {token for rows in (train, *dev.values()) for row in rows for token in row["input_ids"]}
-    tokens = torch.tensor(sorted(every | {tokenizer.pad_token_id}), device=device)
+    tokens = torch.tensor(sorted(every | {tokenizer.pad_token_id or 0}), device=device)
     return Prepared(
         tokenizer=tokenizer,
         train_rows=train,
@@ -79,6 +80,7 @@ def prepared(
         dev={suffix: _on_device(rows, task, tokenizer, device) for suffix, rows in dev.items()},
         tokens=tokens,
         fingerprint=data.fingerprint(),
+        counts=row_counts(train, dev, data),
     )
 
 
@@ -88,10 +90,10 @@ def _on_device(rows: list[Row], task: Task, tokenizer: Any, device: torch.device
         made = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=padding)
         return made.to(device)
 
-    lengths = torch.tensor([len(row["input_ids"]) for row in rows])
+    lengths = torch.tensor([length_of(row) for row in rows])
     labels = torch.tensor([row["labels"] for row in rows])
     return Rows(
-        input_ids=padded("input_ids", tokenizer.pad_token_id),
+        input_ids=padded("input_ids", tokenizer.pad_token_id or 0),
         token_type_ids=(
             padded("token_type_ids", tokenizer.pad_token_type_id)
             if "token_type_ids" in rows[0]

@@ -65,6 +65,11 @@ def run_stack(
         starts: folder in which fitted kernels are kept for other seeds; None keeps none.
     """
     assert len({kind_of(cell) for cell in cells}) == 1
+    if cells[0].batches != "padded":
+        raise ValueError(
+            f"batches: cells side by side have padded ones, got {cells[0].batches}; take another "
+            "executor"
+        )
     place = torch.device("cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda")
     return _Training(list(cells), data_dir, place, progress, starts).outcomes()
 
@@ -81,6 +86,8 @@ class _Training:
         starts: Any,
     ) -> None:
         self.started = time.perf_counter()
+        # Now: the checkout may be another one when the run ends.
+        self.where = {**made_on(device), "stacked": len(cells)}
         self.cells = cells
         self.cell = cells[0]
         self.task = task_named(self.cell.task)
@@ -97,7 +104,6 @@ class _Training:
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=is_bf16(device))
 
     def outcomes(self) -> list[Record | Exception]:
-        surroundings = {**made_on(self.device), "stacked": len(self.cells)}
         self._build()
         built = time.perf_counter()
         losses, order = self._train()
@@ -132,11 +138,8 @@ class _Training:
                 micro_batch_size=cell.batch_size,
                 parameters=self.counts[number],
                 data=self.data.fingerprint,
-                rows={
-                    "train": len(self.data.train_rows),
-                    **{f"dev{s}": len(rows.labels) for s, rows in self.data.dev.items()},
-                },
-                surroundings=surroundings,
+                rows=self.data.counts,
+                surroundings=self.where,
                 start=self.about_start[number],
             )
             outcomes.append(record)

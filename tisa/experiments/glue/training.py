@@ -156,15 +156,19 @@ def _run(
         micro_batch_size=micro,
         parameters=counts(model),
         data=data.fingerprint(),
-        rows={
-            "train": len(train),
-            **{f"dev{suffix}": len(rows) for suffix, rows in dev.items()},
-            # Those that nobody can read (QQP).
-            **({"left_out": data.left_out} if data.left_out else {}),
-        },
+        rows=row_counts(train, dev, data),
         surroundings=where,
         start=getattr(model.config, "tisa", {}).get("fitted"),
     )
+
+
+def row_counts(train: list[Row], dev: dict[str, list[Row]], data: Data) -> dict[str, int]:
+    """Return how many rows are trained and evaluated on, and how many nobody can read (QQP)."""
+    return {
+        "train": len(train),
+        **{f"dev{suffix}": len(rows) for suffix, rows in dev.items()},
+        **({"left_out": data.left_out} if data.left_out else {}),
+    }
 
 
 def is_bf16(device: torch.device) -> bool:
