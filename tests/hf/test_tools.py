@@ -82,6 +82,7 @@ def test_trainer_fine_tunes_with_groups_of_our_own(name, tmp_path):
     groups = tisa.hf.parameter_groups(model, lr=1e-3, scores_lr=0.1, weight_decay=0.1)
     assert [g["weight_decay"] for g in groups] == [0.1, 0.0, 0.0]
     assert groups[2]["lr"] == 0.1
+    assert [g["lr"] for g in tisa.hf.parameter_groups(model)] == [5e-5, 5e-5, 5e-4]
     assert sum(len(g["params"]) for g in groups) == len(list(model.parameters()))
     optimizer = torch.optim.AdamW(groups)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
@@ -203,6 +204,17 @@ def test_distilling_brings_the_model_nearer_and_touches_nothing_else(name, tmp_p
         assert p.requires_grad
 
 
+def test_all_lengths_have_as_many_steps_where_that_is_asked_for():
+    from tisa.hf.calibration import Tokens
+    from tisa.hf.distil import _batches
+
+    sequences = [Tokens([2, *[7] * (n - 2), 3]) for n in [8] * 400 + [32] * 8 + [60] * 2]
+    batches = _batches(sequences, original("bert"), 0, 2048, True)
+    lengths = [batch.inputs["input_ids"].shape[1] for batch in batches]
+    assert {n: lengths.count(n) for n in set(lengths)} == {8: 13, 32: 13, 60: 13}
+    assert set(lengths[:3]) == {8, 32, 60}
+
+
 def test_distilling_goes_on_where_it_stopped(tmp_path):
     model = original("bert")
     settings = dict(steps=20, progress=lambda told: None)
@@ -285,12 +297,18 @@ def test_the_command_line(encoder, tmp_path):
         (["--lengths", "many"], "8-384"),
         (["--positions", "both"], "positions"),
         (["--score", "nowhere"], "module:function"),
+        (["--score", "json:nothing"], "nothing"),
+        (["--distil", "0"], "above 0"),
+        (["--device", "no-such"], "device"),
         (["--text", "EMPTY"], "no text"),
+        (["--text", "BINARY"], "UTF-8"),
+        (["--lengths", "8-4000"], "up to 64 tokens"),
     ],
 )
 def test_mistakes_on_the_command_line(encoder, tmp_path, more, words):
     (tmp_path / "EMPTY").write_text("\n")
-    more = [str(tmp_path / "EMPTY") if x == "EMPTY" else x for x in more]
+    (tmp_path / "BINARY").write_bytes(b"\xff\xfe")
+    more = [str(tmp_path / x) if x.isupper() else x for x in more]
     out = tmp_path / "out"
     shown = CliRunner().invoke(cli.app(), ["convert", str(encoder), "--out", str(out), *more])
     assert words in str(shown.exception)

@@ -1,7 +1,8 @@
 """One attention operator for scores of offsets, with interchangeable backends.
 
-`api` validates and chooses; `reference` is the specification; `chunked`, `sdpa` and `flex` are
-tested against it. `call` is what a backend is given, `dropout` which weights are dropped.
+`api` validates and chooses; `reference` is the specification; `chunked`, `sdpa`, `flex` and
+`triton` are tested against it. `call` is what a backend is given, `dropout` which weights are
+dropped, `repeats` what is not looked at twice.
 """
 
 from tisa.attention.api import attention

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import torch
 
-from tisa.attention import chunked, reference, sdpa
+from tisa.attention import chunked, reference, repeats, sdpa
 from tisa.attention.call import Call
 from tisa.attention.context import exporting, without_autocast
 from tisa.attention.validation import checked_call
@@ -74,6 +74,17 @@ def attention(
             "auto" takes "sdpa" without scores and with them "triton" on a GPU, mostly "chunked"
             elsewhere (the rule: `from tisa.attention.api import choose_backend`).
     """
+    signature = None
+    # Nothing else has a `repeat`; on a CPU that would be lost time, unless Triton is interpreted.
+    if cu_seqlens is None and (backend == "triton" or (backend == "auto" and _on_gpu(query))):
+        signature = repeats.signature(
+            query, key, value, offset_scores, band, attn_mask,
+            dropout_p, is_causal, scale, enable_gqa, max_seqlen, query_start, window, return_lse,
+            backend,
+        )  # fmt: skip
+        again = repeats.find(signature)
+        if again is not None:
+            return again(query, key, value, offset_scores, band, attn_mask)
     call = checked_call(
         query,
         key,
@@ -104,6 +115,8 @@ def attention(
         chosen = chunked if chunked.refuses(call) is None else reference
     with without_autocast(call.query.device):
         output, lse = chosen.attend(call)
+    if signature is not None and name == "triton" and call.query is query and not call.empty:
+        repeats.keep(signature, chosen.repeat(call))
     return (output, lse) if return_lse else output
 
 
@@ -137,6 +150,10 @@ def choose_backend(call: Call) -> str:
     else:
         preferred = (*fused, "chunked", "sdpa", "reference")
     return next(name for name in preferred if _backend(name).refuses(call) is None)
+
+
+def _on_gpu(query: object) -> bool:
+    return isinstance(query, Tensor) and query.device.type in GPUS
 
 
 def _backend(name: str) -> ModuleType:

@@ -1,10 +1,13 @@
 """What goes on around a call: gradients wanted, transforms that look into it, autocast."""
 
+from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from tisa.shapes import Tensor
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
@@ -24,6 +27,23 @@ def transformed() -> bool:
     if torch.compiler.is_compiling():
         return False
     return forward_mode() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def plain(*tensors: object) -> bool:
+    """Whether these are ordinary tensors (or None) in eager code that nothing looks into."""
+    return (
+        not torch.compiler.is_compiling()
+        and all(type(t) in PLAIN for t in tensors)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not transformed()
+    )
+
+
+def identity(*tensors: Tensor | None) -> tuple[Hashable, ...]:
+    """Return what tells tensors apart: where they lie, and how."""
+    return tuple(
+        None if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors
+    )
 
 
 def exporting() -> bool:

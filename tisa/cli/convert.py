@@ -92,7 +92,11 @@ def _print(done: Any, out: Path, as_json: bool) -> None:
 
 
 def _lines(path: Path) -> list[str]:
-    lines = [x.strip() for x in path.read_text(encoding="utf-8").splitlines() if x.strip()]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"--text: expected UTF-8 text, got something else in {path}") from None
+    lines = [x.strip() for x in text.splitlines() if x.strip()]
     if not lines:
         raise ValueError(f"--text: {path} has no text in it; one input per line")
     return lines
@@ -111,4 +115,7 @@ def _function(name: str) -> Any:
     module, colon, function = name.partition(":")
     if not colon:
         raise ValueError(f"--score: expected module:function, got {name!r}")
-    return getattr(import_module(module), function)
+    found = getattr(import_module(module), function, None)
+    if not callable(found):
+        raise ValueError(f"--score: {module} has no function {function!r}")
+    return found

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -55,6 +55,8 @@ def tokens_of(calibration: Any, model: PreTrainedModel, tokenizer: Any = None) -
             stacklevel=3,
         )
         calibration = default_texts()
+    if isinstance(calibration, Tensor) and calibration.ndim == 2:
+        calibration = list(calibration)
     if isinstance(calibration, (str, bytes)) or not isinstance(calibration, Sequence):
         raise TypeError(
             "calibration: expected a list of texts, of pairs of texts or of token ids, "
@@ -101,36 +103,49 @@ def ends_of(sequences: list[Tokens], tokenizer: Any = None) -> Ends:
 
 
 def fold_vectors(
-    table: Float[Tensor, "positions dim"], sequences: list[Tokens], ends: Ends
+    table: Float[Tensor, "positions dim"],
+    sequences: list[Tokens],
+    ends: Ends,
+    *,
+    by: Literal["tokens", "inputs"] = "tokens",
 ) -> Float[Tensor, "3 dim"]:
     """Return what stands for the position vectors: of any token, of the last one, of the first one.
 
     Each is the mean of the table over the places where such tokens really stand, so that what a
-    position vector says besides the order stays in the model.
+    position vector says besides the order stays in the model. Every token counts alike, or every
+    input, however long it is.
     """
-    kinds: list[list[int]] = [[], [], []]
+    weights = torch.zeros(3, len(table), dtype=torch.float64)
     for sequence in sequences:
-        for place, token in enumerate(sequence.ids):
-            kind = 2 if token == ends.first else 1 if token == ends.last else 0
-            kinds[kind].append(place)
-    means = []
-    for places in kinds:
-        used = torch.tensor(places or kinds[0], device=table.device)
-        means.append(table[used].double().mean(0).to(table.dtype))
-    return torch.stack(means)
+        kinds = torch.tensor(
+            [2 if t == ends.first else 1 if t == ends.last else 0 for t in sequence.ids]
+        )
+        for kind in range(3):
+            places = (kinds == kind).nonzero().squeeze(1)
+            weights[kind, places] += 1 / max(1, len(places)) if by == "inputs" else 1.0
+    # A kind that is nowhere takes any token's.
+    weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, weights[:1])
+    shares = (weights / weights.sum(1, keepdim=True)).to(table.device)
+    return (shares @ table.double()).to(table.dtype)
 
 
 def batches_of(
-    sequences: list[Tokens], model: PreTrainedModel, *, seed: int = 0, elements: int = ELEMENTS
+    sequences: list[Tokens],
+    model: PreTrainedModel,
+    *,
+    seed: int = 0,
+    elements: int = ELEMENTS,
+    tokens: int = 2048,
 ) -> list[Batch]:
     """Return the sequences in padded batches of similar length, with some of their queries chosen.
 
     All queries where they are few; of more, as many as keep one layer's weights below `elements`.
+    A batch has at most so many `tokens`, or one sequence.
     """
     generator = torch.Generator().manual_seed(seed)
     heads = int(model.config.num_attention_heads)
     ordered = sorted(sequences, key=lambda s: len(s.ids))
-    groups = list(_groups(ordered, tokens=2048))
+    groups = list(_groups(ordered, tokens))
     padded = sum(len(group) * len(group[-1].ids) for group in groups)
     most = max(4, elements // (heads * padded))
     pad_id = model.config.pad_token_id or 0
@@ -192,10 +207,13 @@ def _tokens(item: Any, model: PreTrainedModel, tokenizer: Any) -> Tokens:
 
 
 def _ints(item: Any) -> list[int]:
-    values = item.tolist() if isinstance(item, Tensor) else list(item)
-    if not all(isinstance(v, int) for v in values):
-        raise TypeError("calibration: expected texts, pairs of texts, or lists of token ids")
-    return values
+    values = item.tolist() if isinstance(item, Tensor) else item
+    if not isinstance(values, Sequence) or not all(isinstance(v, int) for v in values):
+        raise TypeError(
+            "calibration: expected texts, pairs of texts, or lists of token ids, "
+            f"got {type(item).__name__} among them"
+        )
+    return list(values)
 
 
 def length_limit(model: PreTrainedModel) -> int:
@@ -216,10 +234,11 @@ def _check(sequences: list[Tokens], model: PreTrainedModel, tokenizer: Any) -> N
     if min(len(s.ids) for s in sequences) == 0:
         raise ValueError("calibration: an empty text is among them; leave it out")
     words = model.get_input_embeddings().num_embeddings
-    highest = max(max(s.ids) for s in sequences)
-    if highest >= words:
+    lowest, highest = (end(end(s.ids) for s in sequences) for end in (min, max))
+    if highest >= words or lowest < 0:
+        wrong = highest if highest >= words else lowest
         raise ValueError(
-            f"calibration: token {highest} is not among the model's {words}; "
+            f"calibration: token {wrong} is not among the model's {words}; "
             "these are tokens of another model's tokenizer"
         )
     unknown = getattr(tokenizer, "unk_token_id", None)

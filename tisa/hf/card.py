@@ -4,6 +4,7 @@ import json
 import os
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -15,6 +16,25 @@ def write_card(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
     path = Path(folder) / "README.md"
     if not path.exists():
         path.write_text(card(model), encoding="utf-8")
+
+
+def replace_template(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
+    """Write our card where README.md is the template of `push_to_hub`, to which nothing was added.
+
+    transformers puts that template, or the card that the repository has, over what was saved.
+    """
+    from huggingface_hub import ModelCard, ModelCardData
+
+    path = Path(folder) / "README.md"
+    found: Any = ModelCard(path.read_text(encoding="utf-8"))
+    template = ModelCard.from_template(ModelCardData(library_name="transformers"))
+    known = {line.strip() for line in template.text.splitlines()}
+    added = [line for line in found.text.splitlines() if line.strip() not in known]
+    if any("automatically generated" not in line for line in added):
+        return
+    ours: Any = ModelCard(card(model))
+    ours.data.tags = list(dict.fromkeys([*ours.data.tags, *(found.data.tags or [])]))
+    ours.save(path)
 
 
 def card(model: PreTrainedModel) -> str:
@@ -34,9 +54,12 @@ def card(model: PreTrainedModel) -> str:
         "zero": "The scores began at 0, where they change nothing.",
         "reference": "The scores began with the random kernels of the author's code.",
     }[tisa["start"]]
+    # A name on the hub, not a folder: the hub then links both models.
+    hub = str(origin).count("/") == 1 and not Path(str(origin)).exists() and origin[0] not in "./~"
+    base = f"base_model: {origin}\n" if hub else ""
     return f"""---
 library_name: transformers
-tags:
+{base}tags:
 - tisa
 - {tisa["base_model_type"]}
 ---

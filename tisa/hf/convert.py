@@ -30,6 +30,7 @@ def convert(
     positions: Positions = "keep",
     init: Start = "reference",
     fold: bool = True,
+    fold_by: Literal["tokens", "inputs"] = "tokens",
     shared: bool = False,
     calibration: Any = None,
     tokenizer: Any = None,
@@ -46,13 +47,15 @@ def convert(
             kernels fitted to the model's own heads (with "replace").
         fold: with "replace", keep what the position vectors say besides the order: one vector for
             the token that always stands first, one for the last, one for all others.
+        fold_by: what counts alike in these vectors: the calibration's "tokens", or its "inputs",
+            which is better where inputs are of very different lengths.
         shared: ALBERT: one scoring function for all passes, and not one for each.
         calibration: texts, pairs of texts or token ids, like those the model will see; for "fit"
             and for the fold. None: a small built-in English text, and a warning says so.
         tokenizer: for calibration by text; by default the one that lies beside the model.
         progress: called with (layers fitted, layers).
     """
-    _check(model, num_kernels, positions, init, shared)
+    _check(model, num_kernels, positions, init, shared, fold_by)
     fold = fold and positions == "replace"
     sequences, ends = None, None
     if fold or init == "fit":
@@ -76,7 +79,7 @@ def convert(
     if fold:
         assert sequences is not None
         assert ends is not None
-        _set_fold(converted, model, sequences, ends)
+        _set_fold(converted, model, sequences, ends, fold_by)
     if init == "fit":
         assert sequences is not None
         fit_scores(converted, model, batches_of(sequences, model), progress=progress)
@@ -84,17 +87,23 @@ def convert(
 
 
 def _check(
-    model: PreTrainedModel, num_kernels: int, positions: str, init: str, shared: bool
+    model: PreTrainedModel,
+    num_kernels: int,
+    positions: str,
+    init: str,
+    shared: bool,
+    fold_by: str,
 ) -> None:
     """Refuse what cannot be done, before anything is done."""
     for name, value, allowed in (
         ("positions", positions, ("keep", "replace")),
         ("init", init, ("reference", "zero", "fit")),
+        ("fold_by", fold_by, ("tokens", "inputs")),
     ):
         if value not in allowed:
             raise ValueError(f"convert: {name} must be one of {', '.join(allowed)}, got {value!r}")
-    if num_kernels < 0:
-        raise ValueError(f"convert: num_kernels must be 0 or more, got {num_kernels}")
+    if not isinstance(num_kernels, int) or num_kernels < 0:
+        raise ValueError(f"convert: num_kernels must be a whole number from 0, got {num_kernels}")
     reason = families.reason_against(model, positions)
     if reason is not None:
         raise ValueError(f"convert: this model cannot be converted: {reason}")
@@ -140,6 +149,7 @@ def _rebuilt(model: PreTrainedModel, described: dict[str, Any]) -> PreTrainedMod
         config.max_position_embeddings = LIFTED
     with torch.device(model.device):
         converted = cls._from_config(config, dtype=model.dtype, attn_implementation="tisa")
+    _leave_out(converted, model)
     state = model.state_dict()
     missing, unexpected = converted.load_state_dict(state, strict=False)
     allowed = set(families.TABLES) | {"relative_attention_bias"}
@@ -153,8 +163,20 @@ def _rebuilt(model: PreTrainedModel, described: dict[str, Any]) -> PreTrainedMod
     return converted
 
 
+def _leave_out(converted: PreTrainedModel, model: PreTrainedModel) -> None:
+    """Take out of the converted model what the model was built without, as a pooling layer."""
+    for name in [name for name, _ in converted.named_modules() if name]:
+        parent, _, leaf = name.rpartition(".")
+        try:
+            absent = getattr(model.get_submodule(parent), leaf, model) is None
+        except AttributeError:
+            continue
+        if absent:
+            setattr(converted.get_submodule(parent), leaf, None)
+
+
 def _set_fold(
-    converted: PreTrainedModel, model: PreTrainedModel, sequences: Any, ends: Any
+    converted: PreTrainedModel, model: PreTrainedModel, sequences: Any, ends: Any, by: Any
 ) -> None:
     table = families.position_table(model)
     assert table is not None
@@ -162,4 +184,4 @@ def _set_fold(
     words = converted.get_input_embeddings()
     assert isinstance(words, Folded)
     with torch.no_grad():
-        words.fold.copy_(fold_vectors(rows, sequences, ends))
+        words.fold.copy_(fold_vectors(rows, sequences, ends, by=by))

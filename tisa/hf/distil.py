@@ -38,6 +38,9 @@ def distil(
     tokenizer: Any = None,
     scores_lr: float = 0.05,
     fold_lr: float = 0.002,
+    pooled_weight: float = 1.0,
+    batch_tokens: int = 2048,
+    by_length: bool = False,
     mask_token_id: int | None = None,
     seed: int = 0,
     checkpoint: str | Path | None = None,
@@ -59,6 +62,10 @@ def distil(
         tokenizer: by default the one beside the original.
         scores_lr: rate of the kernels.
         fold_lr: rate of the folded vectors.
+        pooled_weight: what 1 − cosine of the mean hidden states counts, beside their relative
+            squared error.
+        batch_tokens: most tokens in a batch of at most 32 texts; more make sense on a GPU.
+        by_length: give all lengths (by powers of 2) as many steps, not all batches.
         mask_token_id: by default the tokenizer's.
         seed: of the order of the batches and of the masked places.
         checkpoint: a file to write after every tenth step and to go on from if it is there.
@@ -77,7 +84,9 @@ def distil(
     trained = {n: p for n, p in converted.named_parameters() if is_score(n)}
     if not trained:
         raise ValueError("distil: converted has no scores; pass what tisa.hf.convert returned")
-    batches = _batches(sequences, original, seed)
+    if batch_tokens < 1:
+        raise ValueError(f"distil: batch_tokens must be 1 or more, got {batch_tokens}")
+    batches = _batches(sequences, original, seed, batch_tokens, by_length)
     state = _State(trained, scores_lr, fold_lr, checkpoint)
     student: Any = converted
     if accelerator is not None:
@@ -93,7 +102,7 @@ def distil(
             batch = batches[state.step % len(batches)]
             generator = torch.Generator().manual_seed(seed + state.step)
             mask = mask_token_id if masked else None
-            loss = _loss(student, original, batch, mask, generator)
+            loss = _loss(student, original, batch, mask, generator, pooled_weight)
             if accelerator is not None:
                 accelerator.backward(loss)
             else:
@@ -162,16 +171,25 @@ class _State:
         self.losses = list(kept["losses"])
 
 
-def _batches(sequences: list[Tokens], model: PreTrainedModel, seed: int) -> list[Batch]:
+def _batches(
+    sequences: list[Tokens], model: PreTrainedModel, seed: int, tokens: int, by_length: bool
+) -> list[Batch]:
     """Return small batches in a random order, those of one length together."""
     made = list(
         itertools.chain.from_iterable(
-            batches_of(part, model, elements=1)
+            batches_of(part, model, elements=1, tokens=tokens)
             for part in _parts(sorted(sequences, key=lambda s: len(s.ids)), 32)
         )
     )
-    order = torch.randperm(len(made), generator=torch.Generator().manual_seed(seed)).tolist()
-    return [made[i] for i in order]
+    generator = torch.Generator().manual_seed(seed)
+    made = [made[i] for i in torch.randperm(len(made), generator=generator).tolist()]
+    if not by_length:
+        return made
+    classes: dict[int, list[Batch]] = {}
+    for batch in made:
+        classes.setdefault((batch.inputs["input_ids"].shape[1] - 1).bit_length(), []).append(batch)
+    rounds = max(len(part) for part in classes.values())
+    return [part[i % len(part)] for i in range(rounds) for part in classes.values()]
 
 
 def _parts(sequences: list[Tokens], size: int) -> Iterator[list[Tokens]]:
@@ -185,6 +203,7 @@ def _loss(
     batch: Batch,
     mask_token_id: int | None,
     generator: torch.Generator,
+    pooled_weight: float,
 ) -> Tensor:
     inputs = dict(batch.inputs)
     real = inputs["attention_mask"].bool()
@@ -195,7 +214,7 @@ def _loss(
         error = ((found - wanted)[real] ** 2).sum() / (wanted[real] ** 2).sum()
         weight = real.unsqueeze(-1).to(found.dtype)
         ours, theirs = ((x * weight).sum(1) / weight.sum(1) for x in (found, wanted))
-        return error + (1 - cosine_similarity(ours, theirs, dim=-1)).mean()
+        return error + pooled_weight * (1 - cosine_similarity(ours, theirs, dim=-1)).mean()
     chosen = torch.rand(real.shape, generator=generator).to(real.device) < MASKED
     # Not the ends, which are always the same.
     chosen &= real & real.roll(1, 1) & real.roll(-1, 1)

@@ -98,6 +98,12 @@ def reason_against(model: PreTrainedModel, positions: str) -> str | None:
             f"no attention of {type(model).__name__} goes through transformers' attention "
             "interface, so nothing would add the scores"
         )
+    if not _has_mpnet(model) and any(
+        hasattr(m, "relative_attention_bias") for m in model.modules()
+    ):
+        return "its attention has a relative table of its own, as T5's, and would lose it"
+    if not _has_words(model):
+        return f"{type(model).__name__} has no table of word embeddings as its input"
     if getattr(config, "reorder_and_upcast_attn", False):
         return "reorder_and_upcast_attn goes around the attention interface; set it to False"
     if positions == "replace" and is_rotary(model):
@@ -108,6 +114,17 @@ def reason_against(model: PreTrainedModel, positions: str) -> str | None:
     if positions == "replace" and position_table(model) is None:
         return 'it has no learned position table; positions="keep" adds scores'
     return None
+
+
+def _has_mpnet(model: PreTrainedModel) -> bool:
+    return any(is_mpnet(module) for module in model.modules())
+
+
+def _has_words(model: PreTrainedModel) -> bool:
+    try:
+        return isinstance(model.get_input_embeddings(), nn.Embedding)
+    except (RuntimeError, AttributeError):
+        return False
 
 
 def is_mpnet(module: Any) -> bool:

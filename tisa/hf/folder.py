@@ -76,23 +76,34 @@ def convert_folder(
         progress: called with (layers fitted, layers).
     """
     out = Path(out)
+    if out.is_file():
+        raise ValueError(f"--out: {out} is a file; name a new folder")
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"--out: {out} is there already; name a new folder")
+    if minutes is not None and minutes <= 0:
+        raise ValueError(f"--distil: expected minutes above 0, got {minutes}")
+    _check_device(device)
     original, tokenizer = load_stock(model)
     original = original.to(device).eval()
     used, held_out = _halves(texts)
     calibration: list[str] | None = used
     if lengths is not None:
-        longest = min(lengths[1], length_limit(original))
-        calibration = pieces(used or default_texts(), tokenizer, (lengths[0], longest), seed=seed)
+        limit = length_limit(original)
+        if lengths[1] > limit:
+            raise ValueError(
+                f"--lengths: the original takes up to {limit} tokens, got {lengths[1]}; scores "
+                "are fitted to what it does, and go on from there for longer inputs"
+            )
+        calibration = pieces(used or default_texts(), tokenizer, lengths, seed=seed)
     converted = convert(
         original, positions=positions, init=init, num_kernels=num_kernels, fold=fold,
-        shared=shared, calibration=calibration, tokenizer=tokenizer, progress=progress,
+        fold_by="tokens" if lengths is None else "inputs", shared=shared,
+        calibration=calibration, tokenizer=tokenizer, progress=progress,
     ).eval()  # fmt: skip
     if minutes is not None:
         distil(
             converted, original, calibration or default_texts(), tokenizer=tokenizer,
-            steps=10_000, minutes=minutes, seed=seed,
+            steps=10_000, minutes=minutes, seed=seed, by_length=lengths is not None,
         )  # fmt: skip
     before: dict[str, float] = {}
     after: dict[str, float] = {}
@@ -109,6 +120,10 @@ def convert_folder(
 
 def load_stock(name: str) -> tuple[PreTrainedModel, Any]:
     """Return the model in the class that its config names, and its tokenizer or None."""
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        raise ValueError(
+            f"MODEL: {name} is no folder; give a model's folder or its name on the hub"
+        )
     config = AutoConfig.from_pretrained(name)
     named = (getattr(config, "architectures", None) or [""])[0]
     cls = getattr(transformers, named, AutoModel)
@@ -211,6 +226,14 @@ def measurements(
         before[f"cosine to original at {length} tokens"] = 1.0
         after[f"cosine to original at {length} tokens"] = value
     return before, after
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as refused:
+        reason = str(refused).splitlines()[0]
+        raise ValueError(f"--device: cannot compute on {device!r}: {reason}") from None
 
 
 def _halves(texts: list[str] | None) -> tuple[list[str] | None, list[str]]:

@@ -76,6 +76,20 @@ def order_match(
     Of the four `ORDERS` of each text; chance is 0.25. `shuffles` makes three random orders, which
     are more alike. A model without positions cannot tell them apart.
     """
+    given = (model, original, tokenizer, texts)
+    return float(order_matches(*given, seed=seed, shuffles=shuffles).mean())
+
+
+def order_matches(
+    model: PreTrainedModel,
+    original: PreTrainedModel,
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    seed: int = 0,
+    shuffles: bool = False,
+) -> Float[Tensor, "4"]:
+    """Return the same for each of the four orders; the first is as written."""
     generator = random.Random(seed)
     make = shuffles_of if shuffles else orders_of
     groups = [made for text in texts if (made := make(text, generator))]
@@ -86,8 +100,8 @@ def order_match(
     nearest = (ours @ theirs.mT).argmax(-1)
     # Without positions all four are the same vector: that counts as chance, not as the first.
     blind = (ours - ours[:, :1]).abs().amax((1, 2)) < 1e-5
-    hits = (nearest == torch.arange(4, device=nearest.device)).float().mean(1)
-    return float(torch.where(blind, 0.25, hits).mean())
+    hits = (nearest == torch.arange(4, device=nearest.device)).float()
+    return torch.where(blind.unsqueeze(1), 0.25, hits).mean(0).cpu()
 
 
 def cosine_to_original(

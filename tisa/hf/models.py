@@ -16,6 +16,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tisa.hf import attention, families
+from tisa.hf.bands import Bands
 from tisa.hf.modules import Folded, MPNetScores, NoPositions, OwnScores, Passes, become
 from tisa.scoring import TISA, ScoringFunction
 from tisa.shapes import Tensor
@@ -67,6 +68,12 @@ class TisaModel(PreTrainedModel):
             write_remote_code(self, save_directory)
             write_card(self, save_directory)
 
+    def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        from tisa.hf.card import replace_template
+
+        replace_template(self, working_dir)
+        return super()._upload_modified_files(working_dir, *args, **kwargs)
+
     def _init_weights(self, module: Any) -> None:
         if isinstance(module, ScoringFunction):
             if not all(getattr(p, "_is_hf_initialized", False) for p in module.parameters()):
@@ -102,10 +109,13 @@ def attach(model: PreTrainedModel) -> None:
     """Give a freshly built stock model what its config says: scores, and no positions."""
     tisa = model.config.tisa
     passes = 1 if tisa["shared"] else families.passes(model)
-    for module in families.attention_modules(model):
+    owners = families.attention_modules(model)
+    bands = Bands(owners)
+    for module in owners:
         heads = families.num_heads(module, model.config)
         become(module, MPNetScores if families.is_mpnet(module) else OwnScores)
         module.config = model.config
+        module.bands = bands
         if isinstance(module, MPNetScores):
             module.keeps_relative_bias = tisa["positions"] == "keep"
         module.offset_scores = nn.ModuleList(

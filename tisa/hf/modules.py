@@ -14,6 +14,7 @@ from torch import nn
 
 from tisa.attention import attention
 from tisa.hf.attention import additive, own_name
+from tisa.hf.bands import Bands
 from tisa.offsets import to_matrix, to_vector
 from tisa.shapes import Float, Int32, Tensor
 
@@ -48,6 +49,8 @@ class OwnScores(_Mixed):
     offset_scores: nn.ModuleList
     # Called with (module, query, key, mask, scaling, kwargs) before attending; used by the fit.
     observer: Any = None
+    # One for the whole model.
+    bands: Bands
 
     @property
     def config(self) -> Any:
@@ -71,18 +74,12 @@ class OwnScores(_Mixed):
         self, query: Tensor, keys: int, kwargs: dict[str, Any]
     ) -> Int32[Tensor, "heads 2"] | None:
         """Return the band for `tisa.attention` where it saves work: on a GPU, not for few keys."""
-        if not query.is_cuda or query.dtype == torch.float64 or keys <= FEW_KEYS:
+        if not query.is_cuda or query.dtype == torch.float64:
             return None
-        scoring = self._scoring(kwargs)
-        if torch.compiler.is_compiling():
-            return scoring.band(query.dtype)
-        # Kept while no parameter changes: working it out takes longer than a short attention.
-        versions = (query.dtype, *((p.data_ptr(), p._version) for p in scoring.parameters()))
-        known = self.__dict__.setdefault("_bands", {})
-        index = kwargs.get("tisa_pass", 0)
-        if index not in known or known[index][0] != versions:
-            known[index] = (versions, scoring.band(query.dtype))
-        return known[index][1]
+        # A compiled program is for any length.
+        if not torch.compiler.is_compiling() and keys <= FEW_KEYS:
+            return None
+        return self.bands.of(self._scoring(kwargs), query.dtype)
 
     def _scoring(self, kwargs: dict[str, Any]) -> Any:
         scores = self.offset_scores

@@ -8,13 +8,17 @@ NO_DECAY = ("bias", "norm.weight", "layernorm.weight", "ln_f.weight")
 
 
 def parameter_groups(
-    model: nn.Module, *, lr: float, scores_lr: float | None = None, weight_decay: float = 0.0
+    model: nn.Module,
+    *,
+    lr: float = 5e-5,
+    scores_lr: float | None = None,
+    weight_decay: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Return groups for any optimiser: weights, weights without decay, scores.
 
     Args:
         model: a converted model, possibly inside others (peft, DDP).
-        lr: rate of the model's own weights.
+        lr: rate of the model's own weights; by default that of transformers' `Trainer`.
         scores_lr: rate of kernels and folded vectors; by default 10 · `lr`: a kernel's place is
             measured in tokens, and a step of an embedding's size would not move it.
         weight_decay: of the weights, biases and norms aside. Scores never decay: decay would draw

@@ -14,8 +14,10 @@ from torch import Tensor
 from tisa.attention.call import Call
 from tisa.attention.context import needs_gradient, transformed
 from tisa.attention.dropout import dropout_seed
+from tisa.attention.repeats import Repeat
 from tisa.attention.triton import operators
 from tisa.attention.triton.forward import forward_kernel
+from tisa.attention.triton.problem import Inputs
 from tisa.attention.triton.tiles import ROW_PADDING
 
 DEVICES = ("cuda", "xpu")
@@ -59,7 +61,6 @@ def _new_enough(device: torch.device) -> bool:
 
 def attend(call: Call) -> tuple[Tensor, Tensor | None]:
     """Return the attention output in the query's dtype and, if asked for, the log-sum-exp."""
-    on_device = isinstance(call.query_start, Tensor)
     scores, top = call.scores, None
     if scores is not None and call.query.dtype == torch.float32:
         # Scores enter only by their differences. Taken from the highest, those that count are
@@ -71,6 +72,31 @@ def attend(call: Call) -> tuple[Tensor, Tensor | None]:
             top = torch.where(top == -torch.inf, 0.0, top)
         scores = scores - top
     output, statistics = operators.attend(
+        _inputs(call, scores),
+        inference=not needs_gradient(call.query, call.key, call.value, call.scores),
+    )
+    if not call.return_lse:
+        return output, None
+    lse = _log_sum_exp(call, statistics)
+    if top is not None:
+        lse = lse + (top.view(-1) if call.packed else top)
+    return output, lse
+
+
+def repeat(call: Call) -> Repeat | None:
+    """Return what does this call again with tensors that lie in the same places; None if nothing.
+
+    It takes query, key, value, scores, band and mask, and looks at none of them.
+    """
+    settled = call.dropout_p == 0 and not call.packed and isinstance(call.query_start, int)
+    if not settled or call.return_lse or call.query.dtype == torch.float32:
+        return None
+    return operators.repeat(_inputs(call, call.scores))
+
+
+def _inputs(call: Call, scores: Tensor | None) -> Inputs:
+    start = call.query_start
+    return Inputs(
         call.query,
         call.key,
         call.value,
@@ -79,20 +105,13 @@ def attend(call: Call) -> tuple[Tensor, Tensor | None]:
         call.attn_mask,
         dropout_seed(call.query) if call.dropout_p > 0 else None,
         call.cu_seqlens,
-        call.query_start if on_device else None,
+        start if isinstance(start, Tensor) else None,
         call.max_seqlen,
-        0 if on_device else call.query_start,
+        0 if isinstance(start, Tensor) else start,
         *call.reach,
         call.scale,
         call.dropout_p,
-        not needs_gradient(call.query, call.key, call.value, call.scores),
     )
-    if not call.return_lse:
-        return output, None
-    lse = _log_sum_exp(call, statistics)
-    if top is not None:
-        lse = lse + (top.view(-1) if call.packed else top)
-    return output, lse
 
 
 def _log_sum_exp(call: Call, statistics: Tensor) -> Tensor:

@@ -20,18 +20,41 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tisa.attention.triton.plan import Launch
 
 _Again = Callable[[int], None]
-_remembered: dict[Hashable, list[_Again]] = {}
-# Plans are small; forgetting all of them at once is simpler than forgetting the oldest.
-_MOST = 1024
+# Forgetting all at once is simpler than forgetting the oldest.
+_MOST_CALLS, _MOST_PLACES = 1024, 64
 
 
-def launch(call: Hashable, plan: Callable[[], list[Launch]], device: torch.device) -> None:
-    """Launch what `plan` returns; the same `call` again does not ask for it again.
+class Known:
+    """What is remembered of the calls with certain inputs: scratch memory, launches."""
 
-    `call` must tell everything that the plan depends on, addresses included.
-    """
+    __slots__ = ("launches", "sizes")
+
+    def __init__(self) -> None:
+        # By the addresses of what is written, and of what else is read.
+        self.launches: dict[Hashable, list[_Again]] = {}
+        # In numbers, by what is computed.
+        self.sizes: dict[Hashable, int] = {}
+
+
+_known: dict[Hashable, Known] = {}
+
+
+def known(call: Hashable) -> Known:
+    """Return what is remembered of a call; it must tell all that a plan depends on."""
+    found = _known.get(call)
+    if found is None:
+        if len(_known) >= _MOST_CALLS:
+            _known.clear()
+        found = _known[call] = Known()
+    return found
+
+
+def launch(
+    call: Known, places: Hashable, plan: Callable[[], list[Launch]], device: torch.device
+) -> None:
+    """Launch what `plan` returns; for the same places again it is not asked again."""
     with on(device):
-        found = _remembered.get(call)
+        found = call.launches.get(places)
         if found is not None and not _watched():
             stream = torch._C._cuda_getCurrentRawStream(device.index)
             for again in found:
@@ -42,24 +65,17 @@ def launch(call: Hashable, plan: Callable[[], list[Launch]], device: torch.devic
         for kernel, programs, arguments in launches:
             compiled = kernel[(programs,)](**arguments)
             repeats.append(_repeatable(compiled, kernel, programs, arguments))
-        known = [again for again in repeats if again is not None]
-        if len(known) == len(launches):
-            if len(_remembered) >= _MOST:
-                _remembered.clear()
-            _remembered[call] = known
+        complete = [again for again in repeats if again is not None]
+        if len(complete) == len(launches):
+            if len(call.launches) >= _MOST_PLACES:
+                call.launches.clear()
+            call.launches[places] = complete
 
 
 def _watched() -> bool:
     """Whether a profiler wants to be told of every launch."""
     hook = triton.knobs.runtime.launch_enter_hook
     return bool(getattr(hook, "calls", hook))
-
-
-def identity(*tensors: Tensor | None) -> tuple[Hashable, ...]:
-    """Return what tells tensors apart: where they lie, and how."""
-    return tuple(
-        None if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors
-    )
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:

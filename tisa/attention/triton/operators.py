@@ -11,37 +11,37 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
+from tisa.attention.context import identity, needs_gradient, plain
+from tisa.attention.repeats import Repeat
 from tisa.attention.triton import plan, plan_backward
-from tisa.attention.triton.launch import identity, launch
+from tisa.attention.triton.launch import Known, known, launch
 from tisa.attention.triton.plan_backward import Gradients, Upstream
 from tisa.attention.triton.problem import Inputs, Problem, loadable, statistics_shape
 
 Needs = tuple[bool, bool, bool, bool]
-# Scratch memory, in numbers, by all that its size depends on.
-_numbers: dict[Hashable, int] = {}
 
 
 class Prepared(NamedTuple):
-    """The inputs as the kernels can read them, and what tells this call from others."""
+    """The inputs as the kernels can read them, and what is remembered of calls with them."""
 
     inputs: Inputs
-    call: Hashable
+    known: Known
 
 
 def prepared(inputs: Inputs) -> Prepared:
     """Return the inputs, copied where a descriptor could not read them as they lie."""
-    query, key, value = loadable(inputs.query), loadable(inputs.key), loadable(inputs.value)
-    scores = None if inputs.scores is None else inputs.scores.contiguous()
-    band = None if inputs.band is None else inputs.band.contiguous()
-    tensors = (
-        query, key, value, scores, band, inputs.mask, inputs.seed, inputs.cu_seqlens,
-        inputs.start_pointer,
+    inputs = inputs._replace(
+        query=loadable(inputs.query),
+        key=loadable(inputs.key),
+        value=loadable(inputs.value),
+        scores=None if inputs.scores is None else inputs.scores.contiguous(),
+        band=None if inputs.band is None else inputs.band.contiguous(),
+    )
+    call = (
+        identity(*inputs[:9]), inputs[9:], inputs.query.device.index,
+        torch.get_float32_matmul_precision(),
     )  # fmt: skip
-    numbers = (
-        inputs.max_seqlen, inputs.start, inputs.left, inputs.right, inputs.scale, inputs.dropout_p,
-    )  # fmt: skip
-    call = (identity(*tensors), *numbers, query.device.index, torch.get_float32_matmul_precision())
-    return Prepared(Inputs(*tensors, *numbers), call)
+    return Prepared(inputs, known(call))
 
 
 def run_forward(ready: Prepared, *, inference: bool) -> tuple[Tensor, Tensor]:
@@ -50,7 +50,7 @@ def run_forward(ready: Prepared, *, inference: bool) -> tuple[Tensor, Tensor]:
     output, statistics = _new_outputs(inputs.query, inputs.value, inputs.cu_seqlens)
     scratch = None
     if inference and inputs.query.shape[-2] <= 64:
-        size = _size(inputs, "decode", lambda: plan.decode_numbers(Problem(inputs)))
+        size = _size(ready, "decode", lambda: plan.decode_numbers(Problem(inputs)))
         if size:
             scratch = torch.empty(size, dtype=torch.float32, device=output.device)
 
@@ -61,7 +61,7 @@ def run_forward(ready: Prepared, *, inference: bool) -> tuple[Tensor, Tensor]:
         return plan.forward(problem, output, statistics)
 
     places = (output.data_ptr(), statistics.data_ptr(), scratch is None or scratch.data_ptr())
-    launch((ready.call, places), made, output.device)
+    launch(ready.known, places, made, output.device)
     return output, statistics
 
 
@@ -76,7 +76,7 @@ def run_backward(
         loadable(upstream.grad_output), upstream.grad_statistics, loadable(upstream.output),
         upstream.statistics,
     )  # fmt: skip
-    size = _size(inputs, computed, lambda: plan_backward.scratch_numbers(Problem(inputs), computed))
+    size = _size(ready, computed, lambda: plan_backward.scratch_numbers(Problem(inputs), computed))
     scratch = torch.empty(size, dtype=torch.float32, device=upstream.output.device)
 
     def made() -> list[plan.Launch]:
@@ -85,25 +85,19 @@ def run_backward(
 
     query, key, value, scores = gradients
     places = (
-        identity(*upstream), computed, query.data_ptr(), key.data_ptr(), value.data_ptr(),
-        scores.data_ptr(), scratch.data_ptr(),
+        identity(upstream.grad_output, upstream.grad_statistics), computed,
+        upstream.output.data_ptr(), upstream.statistics.data_ptr(), query.data_ptr(),
+        key.data_ptr(), value.data_ptr(), scores.data_ptr(), scratch.data_ptr(),
     )  # fmt: skip
-    launch((ready.call, places), made, upstream.output.device)
+    launch(ready.known, places, made, upstream.output.device)
     return gradients
 
 
-def _size(inputs: Inputs, what: Hashable, count: Callable[[], int]) -> int:
-    """Return how many numbers of scratch memory are needed, counted once for each shape."""
-    shapes = (
-        inputs.query.shape, inputs.key.shape, inputs.value.shape, inputs.query.dtype,
-        inputs.max_seqlen, None if inputs.cu_seqlens is None else inputs.cu_seqlens.shape,
-        inputs.band is None, inputs.seed is None, inputs.query.device, what,
-    )  # fmt: skip
-    found = _numbers.get(shapes)
+def _size(ready: Prepared, what: Hashable, count: Callable[[], int]) -> int:
+    """Return how many numbers of scratch memory are needed, counted once."""
+    found = ready.known.sizes.get(what)
     if found is None:
-        if len(_numbers) > 10_000:
-            _numbers.clear()
-        found = _numbers[shapes] = count()
+        found = ready.known.sizes[what] = count()
     return found
 
 
@@ -254,7 +248,7 @@ backward_operator.register_autograd(_no_second_derivative)
 class Eager(torch.autograd.Function):
     """The same two functions without the operators in between.
 
-    What has no gradient comes as one tuple: PyTorch looks at every argument by itself.
+    What has no gradient comes in tuples: PyTorch looks at every argument by itself.
     """
 
     @staticmethod
@@ -265,17 +259,14 @@ class Eager(torch.autograd.Function):
         value: Tensor,
         scores: Tensor | None,
         rest: tuple[Any, ...],
+        before: Known | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return what `forward_operator` returns."""
-        *others, inference = rest
-        ready = prepared(Inputs(query, key, value, scores, *others))
-        output, statistics = run_forward(ready, inference=inference)
-        inputs = ready.inputs
-        ctx.save_for_backward(
-            output, statistics, inputs.query, inputs.key, inputs.value, inputs.scores,
-            inputs.band, inputs.mask, inputs.seed, inputs.cu_seqlens, inputs.start_pointer,
-        )  # fmt: skip
-        ctx.call, ctx.rest = ready.call, others[5:]
+        """Return what `forward_operator` returns; `before`: the inputs were looked at before."""
+        inputs = Inputs(query, key, value, scores, *rest)
+        ready = prepared(inputs) if before is None else Prepared(inputs, before)
+        output, statistics = run_forward(ready, inference=False)
+        ctx.save_for_backward(output, statistics, *ready.inputs[:9])
+        ctx.known, ctx.numbers = ready.known, inputs[9:]
         ctx.set_materialize_grads(False)
         return output, statistics
 
@@ -287,34 +278,55 @@ class Eager(torch.autograd.Function):
         output, statistics, *tensors = ctx.saved_tensors
         if grad_output is None:
             if grad_statistics is None:
-                return (None,) * 5
+                return (None,) * 6
             grad_output = torch.zeros_like(output)
-        query, key, value, scores, _ = ctx.needs_input_grad
-        needs = (query, key, value, scores)
+        needs = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():
             # Somebody will differentiate this again: the operator says that it cannot be.
             gradients = backward_operator(
-                grad_output, grad_statistics, output, statistics, *tensors, *ctx.rest, list(needs)
-            )
+                grad_output, grad_statistics, output, statistics, *tensors, *ctx.numbers,
+                list(needs),
+            )  # fmt: skip
         else:
             gradients = run_backward(
-                Prepared(Inputs(*tensors, *ctx.rest), ctx.call),
+                Prepared(Inputs(*tensors, *ctx.numbers), ctx.known),
                 Upstream(grad_output, grad_statistics, output, statistics),
                 needs,
             )
-        return (*(g if need else None for g, need in zip(gradients, needs, strict=True)), None)
+        found = [g if need else None for g, need in zip(gradients, needs, strict=True)]
+        return (*found, None, None)
 
 
-def attend(*arguments: Any) -> tuple[Tensor, Tensor]:
+def attend(inputs: Inputs, *, inference: bool) -> tuple[Tensor, Tensor]:
     """Return what `forward_operator` returns, the shortest way that is right here."""
-    plain = (
-        type(arguments[0]) in (Tensor, torch.nn.Parameter)
-        and not torch.compiler.is_compiling()
-        and torch._C._len_torch_dispatch_stack() == 0
-    )
-    if plain and torch.is_grad_enabled():
-        return Eager.apply(*arguments[:4], arguments[4:])
-    if plain:
-        *inputs, inference = arguments
-        return run_forward(prepared(Inputs(*inputs)), inference=inference)
-    return forward_operator(*arguments)
+    if not plain(inputs.query):
+        return forward_operator(*inputs, inference)
+    if inference:
+        return run_forward(prepared(inputs), inference=True)
+    return Eager.apply(*inputs[:4], inputs[4:], None)
+
+
+def repeat(inputs: Inputs) -> Repeat | None:
+    """Return what does the same call again, with tensors that lie where these do.
+
+    None where they would have to be copied first.
+    """
+    ready = prepared(inputs)
+    if any(a is not b for a, b in zip(ready.inputs, inputs, strict=True)):
+        return None
+    before, after = ready.known, inputs[6:]
+
+    def again(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scores: Tensor | None,
+        band: Tensor | None,
+        mask: Tensor | None,
+    ) -> Tensor:
+        if needs_gradient(query, key, value, scores):
+            return Eager.apply(query, key, value, scores, (band, mask, *after), before)[0]
+        inputs = Inputs(query, key, value, scores, band, mask, *after)
+        return run_forward(Prepared(inputs, before), inference=True)[0]
+
+    return again

@@ -4,9 +4,8 @@ Queries, keys, values and what belongs to them are read through tensor descripto
 copy engine), which take any strides that are multiples of 16 bytes; other tensors are copied first.
 """
 
-from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,9 +20,8 @@ from tisa.attention.triton.tiles import ROW_PADDING
 LONG_CACHE = 512
 
 
-@dataclass
-class Inputs:
-    """The inputs of a call, in the order of the operators."""
+class Inputs(NamedTuple):
+    """The inputs of a call, in the order of the operators: nine tensors, six numbers."""
 
     query: Tensor
     key: Tensor

@@ -12,6 +12,7 @@ import triton.language as tl
 from tisa.attention.triton.scores import all_parts, diagonal_sums, distances
 from tisa.attention.triton.tiles import (
     CHANGING,
+    FARTHEST,
     LOG2E,
     add_mask,
     band_distances,
@@ -72,7 +73,11 @@ def small_kernel(
             # the compiler move them, since it cannot know that this is 0.
             zero = tl.minimum(number, 0)
             one, other = band_ends(band, head)
-            low, high = band_distances(scores, band, one, other, begin, shift, span)
+            if band is None:
+                # A band all the same: without one the assembler spills three times as much.
+                one = zero - FARTHEST
+                other = FARTHEST - zero
+            low, high = band_distances(scores, scores, one, other, begin, shift, span)
             window = score_window(scores, head, zero, low, high, shift, span, BLOCK, BLOCK, False)
             logits += spread(window, BLOCK, BLOCK, False)
         logits = hide(logits, 0, 0, keys, near, far, left, right, BLOCK, BLOCK, False, RAGGED)

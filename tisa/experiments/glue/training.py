@@ -205,14 +205,19 @@ def stock_model(cell: Cell, task: Task) -> Any:
         for name in DROPOUT:
             if hasattr(config, name):
                 setattr(config, name, cell.dropout)
+    check_head(cell.model, config)
     auto = transformers.AutoModelForSequenceClassification
-    if type(config) not in auto._model_mapping:
-        raise ValueError(
-            f"model: {cell.model} is a {config.model_type}, for which transformers has no "
-            "classification head; take an encoder such as BERT, RoBERTa or ALBERT"
-        )
     with _quiet():
         return auto.from_pretrained(cell.model, config=config, dtype=torch.float32)
+
+
+def check_head(model: str, config: Any) -> None:
+    """Refuse a model that cannot classify texts."""
+    if type(config) not in transformers.AutoModelForSequenceClassification._model_mapping:
+        raise ValueError(
+            f"model: {model} is a {config.model_type}, for which transformers has no "
+            "classification head; take an encoder such as BERT, RoBERTa or ALBERT"
+        )
 
 
 def tokenized(examples: list[Example], task: Task, tokenizer: Any, length: int) -> list[Row]:
