@@ -130,21 +130,15 @@ def test_padding_is_the_tokenizers(model):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("launcher", ["torchrun", "fsdp"])
-def test_two_processes_give_the_numbers_of_one(data_dir, model, tmp_path, launcher):
-    script = tmp_path / "tisa.py"
+def test_two_processes_give_the_numbers_of_one(data_dir, model, tmp_path):
+    script = tmp_path / "start.py"
     script.write_text("import torch; torch.set_num_threads(1)\nfrom tisa.cli import main\nmain()\n")
     options = [
         "glue", model, "--data-dir", str(data_dir), "--tasks", "cola,sts-b", "--device", "cpu",
         "--rows", "baseline; folded, S = 2, fitted", "--seeds", "1", "--steps", "6",
         "--batch-size", "8", "--evaluations", "2", "--learning-rate", "1e-3",
     ]  # fmt: skip
-    start = {
-        "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", "2"],
-        "fsdp": ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--use_fsdp",
-                 "--fsdp_version", "2", "--mixed_precision", "no", "--num_machines", "1",
-                 "--dynamo_backend", "no"],
-    }[launcher]  # fmt: skip
+    start = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     settings = dict(
         cwd=tmp_path, check=True, timeout=400,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},

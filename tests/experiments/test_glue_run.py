@@ -10,6 +10,8 @@ import transformers
 from little_glue import make_data, make_model
 from tisa.experiments.glue import trainer, training
 from tisa.experiments.glue.cell import Cell, grid
+from tisa.experiments.glue.executors import Settings
+from tisa.experiments.glue.plan import plan
 from tisa.experiments.glue.record import record_of
 from tisa.experiments.glue.training import run
 
@@ -118,8 +120,12 @@ def test_what_cannot_be_run_is_said(data_dir, model, tmp_path):
     config = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
     make_model(tmp_path / "vit")
     config.save_pretrained(tmp_path / "vit")
+    picture = Cell(str(tmp_path / "vit"), "rte")
     with pytest.raises(ValueError, match="a vit, for which transformers has no classification"):
-        training.stock_model(Cell(str(tmp_path / "vit"), "rte"), training.task_named("rte"))
+        training.stock_model(picture, training.task_named("rte"))
+    # And before anything is run.
+    with pytest.raises(ValueError, match="a vit, for which transformers has no classification"):
+        plan([picture], [], Settings(data_dir))
     cell = Cell(model, "sts-b", **{**SMALL, "learning_rate": 1e30})
     with pytest.raises((ArithmeticError, ValueError), match="learning_rate"):
         run(cell, data_dir=data_dir)

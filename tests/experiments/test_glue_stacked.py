@@ -144,10 +144,11 @@ def test_what_goes_together(model):
     cells = grid([model], ["cola", "rte"], kernels=(0, 1, 3), seeds=range(5))
     made = stacks(cells, 12)
     assert sorted(c.key for stack in made for c in stack) == sorted(c.key for c in cells)
-    assert [len(stack) for stack in made] == 2 * [12, 12, 6]
+    assert [len(stack) for stack in made] == [12, 12, 12, 12, 6, 6]
     # Whole seeds of one task.
     assert all(len({c.task for c in stack}) == 1 for stack in made)
-    assert [sorted({c.seed for c in stack}) for stack in made[:3]] == [[0, 1], [2, 3], [4]]
+    assert [stack[0].task for stack in made] == 3 * ["cola", "rte"]
+    assert [sorted({c.seed for c in stack}) for stack in made[::2]] == [[0, 1], [2, 3], [4]]
     # A seed that is too large is divided evenly.
     assert [len(stack) for stack in stacks(cells[:6], 5)] == [3, 3]
     assert len(stacks([cells[0], replace(cells[1], learning_rate=0.5)], 9)) == 2

@@ -80,7 +80,10 @@ class OwnScores(_Mixed):
         self, query: Tensor, keys: int, kwargs: dict[str, Any]
     ) -> Int32[Tensor, "heads 2"] | None:
         """Return the band for `tisa.attention` where it saves work: on a GPU, not for few keys."""
-        if not query.is_cuda or query.dtype == torch.float64 or keys <= FEW_KEYS:
+        if not query.is_cuda or query.dtype == torch.float64:
+            return None
+        # A compiled program is for any length.
+        if not torch.compiler.is_compiling() and keys <= FEW_KEYS:
             return None
         return self.bands.of(self._scoring(kwargs), query.dtype)
 

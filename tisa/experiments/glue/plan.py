@@ -12,7 +12,7 @@ from tisa.experiments.glue.packing import check_packable
 from tisa.experiments.glue.reading import Data, read
 from tisa.experiments.glue.record import Record
 from tisa.experiments.glue.tasks import task_named
-from tisa.experiments.glue.training import tokenized, total_steps
+from tisa.experiments.glue.training import check_head, tokenized, total_steps
 
 # Rows whose tokens are counted to estimate those of all.
 SAMPLE = 256
@@ -87,8 +87,9 @@ def seconds_for(cells: Sequence[Cell], records: Sequence[Record]) -> float | Non
 def _sizes(cell: Cell, data: Data) -> tuple[float, int]:
     """Return the mean tokens of a row, and the parameters of the model without its embeddings."""
     task = task_named(cell.task)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(cell.model)
     config = transformers.AutoConfig.from_pretrained(cell.model)
+    check_head(cell.model, config)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(cell.model)
     if cell.batches == "packed":
         check_packable(config.model_type)
     every = max(1, len(data.train) // SAMPLE)

@@ -53,11 +53,12 @@ class Prepared:
     counts: dict[str, int]
 
 
-@lru_cache(maxsize=1)
+# A sweep goes from task to task and comes back with the next seeds.
+@lru_cache(maxsize=8)
 def prepared(
     model: str, task: Task, length: int, train_rows: int | None, data_dir: Any, device: torch.device
 ) -> Prepared:
-    """Return the rows of a task, tokenized and on the device; those of the last call are kept."""
+    """Return the rows of a task, tokenized and on the device; those of the last calls are kept."""
     data = read(task, data_dir)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     if tokenizer.padding_side != "right":

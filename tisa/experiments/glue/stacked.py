@@ -80,8 +80,10 @@ def stacks(cells: Sequence[Cell], size: int) -> list[list[Cell]]:
 
     A stack has cells of one kind: they may differ in their positions, their kernels and their
     seed. Cells of one seed share their batches, and those of several are padded to the longest of
-    them; so seeds are kept whole, several to a stack where they fit.
+    them; so seeds are kept whole, several to a stack where they fit. Stacks come in the order of
+    their first cells: a grid is completed seed by seed.
     """
+    place = {cell: number for number, cell in enumerate(cells)}
     kinds: dict[object, dict[int, list[Cell]]] = {}
     for cell in cells:
         kinds.setdefault(kind_of(cell), {}).setdefault(cell.seed, []).append(cell)
@@ -99,7 +101,7 @@ def stacks(cells: Sequence[Cell], size: int) -> list[list[Cell]]:
                 stack = stack + alike
         if stack:
             made.append(stack)
-    return made
+    return sorted(made, key=lambda stack: place[stack[0]])
 
 
 def check_stackable(models: Sequence[str]) -> None:

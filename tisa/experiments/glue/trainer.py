@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class CellTrainer(transformers.Trainer):
         progress: Progress | None,
     ) -> None:
         self.cell = cell
+        self.task = task
         self.dev = dev
         self.evaluations: list[dict[str, float]] = []
         self.evaluating = 0.0
@@ -53,7 +55,7 @@ class CellTrainer(transformers.Trainer):
             eval_dataset=dev[""],
             data_collator=self.data_collator,
             compute_loss_func=_Loss(task),
-            compute_metrics=lambda found: score(task, found.predictions, found.label_ids),
+            compute_metrics=self._metrics,
         )
         self.remove_callback(transformers.PrinterCallback)
 
@@ -80,9 +82,16 @@ class CellTrainer(transformers.Trainer):
             pin_memory=self.args.dataloader_pin_memory,
         )  # fmt: skip
 
+    def _metrics(self, found: Any) -> dict[str, float]:
+        # Trainer's own mean of the loss is that of batches, and of processes with rows for filling.
+        logits, labels = (torch.as_tensor(x) for x in (found.predictions, found.label_ids))
+        loss = _Loss(self.task)(SimpleNamespace(logits=logits), labels)
+        return {"loss": float(loss), **score(self.task, found.predictions, found.label_ids)}
+
     def _counted(self, rows: list[Row]) -> dict[str, Any]:
         # Counted here: to add up the mask on a device would be to wait for it in every step.
-        return {**self._collate(rows), "tokens": sum(map(length_of, rows))}
+        counted = (length_of(row) for row in rows if row["labels"] != IGNORED)
+        return {**self._collate(rows), "tokens": sum(counted)}
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Return AdamW with the scores in a group of their own."""
@@ -106,6 +115,11 @@ class CellTrainer(transformers.Trainer):
         if self._progress is not None:
             self._progress(self.state.global_step, self.state.max_steps)
         return super().training_step(model, inputs, *more, **named)
+
+    def all_tokens(self) -> int:
+        """Return how many tokens all processes together were trained on."""
+        own = torch.tensor(self.tokens, device=self.args.device)
+        return int(self.accelerator.reduce(own, reduction="sum"))
 
     def evaluate(self, *arguments: Any, **named: Any) -> dict[str, float]:
         """Return the metrics of all dev sets, and keep them."""

@@ -123,7 +123,7 @@ def _run(
         for suffix, rows in data.dev.items()
     }
     with tempfile.TemporaryDirectory() as folder:
-        arguments = _arguments(cell, micro, len(train), device, folder)
+        arguments = trainer_arguments(cell, micro, len(train), device, folder)
         model.to(arguments.device)
         # Now: the checkout may be another one when the run ends.
         where = made_on(arguments.device)
@@ -146,7 +146,7 @@ def _run(
         metrics={k: v for k, v in evaluations[-1].items() if k not in ("step", "epoch")},
         evaluations=evaluations,
         steps=int(done.global_step),
-        tokens=trainer.tokens,
+        tokens=trainer.all_tokens(),
         seconds={
             "total": round(ended - started, 3),
             "convert": round(fitted - prepared, 3),
@@ -205,14 +205,19 @@ def stock_model(cell: Cell, task: Task) -> Any:
         for name in DROPOUT:
             if hasattr(config, name):
                 setattr(config, name, cell.dropout)
+    check_head(cell.model, config)
     auto = transformers.AutoModelForSequenceClassification
-    if type(config) not in auto._model_mapping:
-        raise ValueError(
-            f"model: {cell.model} is a {config.model_type}, for which transformers has no "
-            "classification head; take an encoder such as BERT, RoBERTa or ALBERT"
-        )
     with _quiet():
         return auto.from_pretrained(cell.model, config=config, dtype=torch.float32)
+
+
+def check_head(model: str, config: Any) -> None:
+    """Refuse a model that cannot classify texts."""
+    if type(config) not in transformers.AutoModelForSequenceClassification._model_mapping:
+        raise ValueError(
+            f"model: {model} is a {config.model_type}, for which transformers has no "
+            "classification head; take an encoder such as BERT, RoBERTa or ALBERT"
+        )
 
 
 def tokenized(examples: list[Example], task: Task, tokenizer: Any, length: int) -> list[Row]:
@@ -234,7 +239,8 @@ def total_steps(cell: Cell, rows: int) -> int:
     return cell.steps or max(1, math.ceil(cell.epochs * math.ceil(rows / cell.batch_size)))
 
 
-def _arguments(cell: Cell, micro: int, rows: int, device: str | None, folder: str) -> Any:
+def trainer_arguments(cell: Cell, micro: int, rows: int, device: str | None, folder: str) -> Any:
+    """Return the Trainer's settings for a cell: so many rows at a time, of so many in all."""
     steps = total_steps(cell, rows)
     on_gpu = device != "cpu" and torch.cuda.is_available()
     arguments = transformers.TrainingArguments(
