@@ -219,6 +219,42 @@ def test_launches_are_remembered():
         assert (out.double() - exact).norm() <= 1e-2 * exact.norm()
 
 
+@pytest.mark.parametrize("length", [100, 200])
+@pytest.mark.parametrize("kind", ["apart", "slices of one", "one for all"])
+def test_a_plan_is_launched_at_other_addresses(kind, length):
+    scoring = tisa.TISA(4).cuda()
+    band = scoring.band(torch.bfloat16)
+    kept = []
+
+    def tensors():
+        if kind == "apart":
+            return [torch.randn(2, 4, length, 64, device="cuda").bfloat16() for _ in range(3)]
+        if kind == "one for all":
+            return [torch.randn(2, 4, length, 64, device="cuda").bfloat16()] * 3
+        joined = torch.randn(2, length, 3, 4, 64, device="cuda").bfloat16()
+        return list(joined.permute(2, 0, 3, 1, 4).unbind())
+
+    for _ in range(4):
+        qkv = [x.requires_grad_() for x in dict.fromkeys(tensors())]
+        names = qkv if len(qkv) == 3 else qkv * 3
+        vector = scoring(length).detach().requires_grad_()
+        upstream = torch.randn(2, 4, length, 64, device="cuda").bfloat16()
+        # What stays alive leaves no address to be used again.
+        kept.append((qkv, vector, upstream))
+        results = []
+        for dtype, name in ((torch.bfloat16, "triton"), (torch.float64, "reference")):
+            leaves = [x.detach().to(dtype).requires_grad_() for x in qkv]
+            given = leaves if len(leaves) == 3 else leaves * 3
+            if name == "triton":
+                leaves, given = qkv, names
+            out = tisa.attention(*given, vector, band=band, backend=name)
+            wanted = [*leaves, vector]
+            results.append([out, *torch.autograd.grad(out, wanted, upstream.to(dtype))])
+            kept.append(results[-1])
+        for found, exact in zip(*results, strict=True):
+            assert (found.double() - exact.double()).norm() <= 2e-2 * exact.double().norm()
+
+
 @pytest.mark.parametrize("scoring", [tisa.TISA, tisa.T5Buckets])
 def test_a_captured_step_follows_parameters_and_band(scoring):
     torch.manual_seed(0)

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from tisa.attention.context import identity, needs_gradient, plain
+from tisa.attention.context import needs_gradient, plain
 from tisa.attention.repeats import Repeat
 from tisa.attention.triton import plan, plan_backward
-from tisa.attention.triton.launch import Known, known, launch
+from tisa.attention.triton.launch import Known, known, launch, layout
 from tisa.attention.triton.plan_backward import Gradients, Upstream
 from tisa.attention.triton.problem import Inputs, Problem, loadable, statistics_shape
 
@@ -37,11 +37,8 @@ def prepared(inputs: Inputs) -> Prepared:
         scores=None if inputs.scores is None else inputs.scores.contiguous(),
         band=None if inputs.band is None else inputs.band.contiguous(),
     )
-    call = (
-        identity(*inputs[:9]), inputs[9:], inputs.query.device.index,
-        torch.get_float32_matmul_precision(),
-    )  # fmt: skip
-    return Prepared(inputs, known(call))
+    numbers = (inputs[9:], inputs.query.device.index, torch.get_float32_matmul_precision())
+    return Prepared(inputs, known(inputs[:9], *numbers))
 
 
 def run_forward(ready: Prepared, *, inference: bool) -> tuple[Tensor, Tensor]:
@@ -60,8 +57,9 @@ def run_forward(ready: Prepared, *, inference: bool) -> tuple[Tensor, Tensor]:
             return plan.decode(problem, output, statistics, scratch)
         return plan.forward(problem, output, statistics)
 
-    places = (output.data_ptr(), statistics.data_ptr(), scratch is None or scratch.data_ptr())
-    launch(ready.known, places, made, output.device)
+    what = "forward" if scratch is None else "decode"
+    written = (output, statistics, scratch)
+    launch(ready.known, what, inputs[:9], written, made, output.device)
     return output, statistics
 
 
@@ -83,21 +81,19 @@ def run_backward(
         wanted = Gradients(*(g if c else None for g, c in zip(gradients, computed, strict=True)))
         return plan_backward.backward(Problem(inputs), upstream, wanted, scratch)
 
-    query, key, value, scores = gradients
-    places = (
-        identity(upstream.grad_output, upstream.grad_statistics), computed,
-        upstream.output.data_ptr(), upstream.statistics.data_ptr(), query.data_ptr(),
-        key.data_ptr(), value.data_ptr(), scores.data_ptr(), scratch.data_ptr(),
-    )  # fmt: skip
-    launch(ready.known, places, made, upstream.output.device)
+    # They may lie in any way; the rest is as the inputs make it.
+    what = (computed, layout(upstream.grad_output), layout(upstream.grad_statistics))
+    others = (*upstream, *gradients, scratch)
+    launch(ready.known, what, inputs[:9], others, made, upstream.output.device)
     return gradients
 
 
 def _size(ready: Prepared, what: Hashable, count: Callable[[], int]) -> int:
     """Return how many numbers of scratch memory are needed, counted once."""
-    found = ready.known.sizes.get(what)
+    sizes = ready.known.shape.sizes
+    found = sizes.get(what)
     if found is None:
-        found = ready.known.sizes[what] = count()
+        found = sizes[what] = count()
     return found
 
 
