@@ -205,7 +205,7 @@ def test_launches_are_remembered():
         return [out.detach(), *torch.autograd.grad(out.sum(), [*qkv, vector])]
 
     first = step()
-    assert any(known.launches for known in launch._known.values())
+    assert any(shape.templates for shape in launch._shapes.values())
     expected = [x.clone() for x in first]
     del first
     for _ in range(5):
@@ -226,13 +226,16 @@ def test_a_plan_is_launched_at_other_addresses(kind, length):
     band = scoring.band(torch.bfloat16)
     kept = []
 
+    def drawn(*shape):
+        # Small: a query that sees itself above all has a gradient that is mostly rounding.
+        return (0.3 * torch.randn(*shape, device="cuda")).bfloat16()
+
     def tensors():
         if kind == "apart":
-            return [torch.randn(2, 4, length, 64, device="cuda").bfloat16() for _ in range(3)]
+            return [drawn(2, 4, length, 64) for _ in range(3)]
         if kind == "one for all":
-            return [torch.randn(2, 4, length, 64, device="cuda").bfloat16()] * 3
-        joined = torch.randn(2, length, 3, 4, 64, device="cuda").bfloat16()
-        return list(joined.permute(2, 0, 3, 1, 4).unbind())
+            return [drawn(2, 4, length, 64)] * 3
+        return list(drawn(2, length, 3, 4, 64).permute(2, 0, 3, 1, 4).unbind())
 
     for _ in range(4):
         qkv = [x.requires_grad_() for x in dict.fromkeys(tensors())]

@@ -9,10 +9,11 @@ import pytest
 import torch
 import transformers
 
+import tisa.hf
 from little_glue import WORDS, make_data, make_model
 from tisa.experiments.glue.batches import ByLength, Marked, Padder, Share
 from tisa.experiments.glue.cell import Cell
-from tisa.experiments.glue.packing import check_packable
+from tisa.experiments.glue.packing import Packer, check_packable, read_packed
 from tisa.experiments.glue.store import Store
 from tisa.experiments.glue.training import run
 
@@ -28,6 +29,24 @@ def data_dir(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return str(make_model(tmp_path_factory.mktemp("models") / "bert"))
+
+
+def test_a_model_is_made_to_read_packed_batches_once(model):
+    body = transformers.AutoModelForSequenceClassification.from_pretrained(model)
+    converted = tisa.hf.convert(body, num_kernels=0, init="zero").eval()
+    rows = [{"input_ids": [2, *range(5, 5 + n), 3], "labels": 0} for n in (1, 4, 2)]
+    alone = [Packer(converted)([row]) for row in rows]
+    for _ in range(2):
+        # As two trainers of one model would.
+        read_packed(converted)
+    batch = Packer(converted)(rows)
+    batch.pop("labels")
+    for part in alone:
+        part.pop("labels")
+    with torch.no_grad():
+        found = converted(**batch).logits
+        expected = torch.cat([converted(**part).logits for part in alone])
+    torch.testing.assert_close(found, expected)
 
 
 def make_other(folder, kind):

@@ -63,7 +63,9 @@ def read_packed(model: Any) -> None:
     check_packable(model.config.model_type)
     body = model.base_model
     encoder = body.encoder if hasattr(body, "encoder") else body.transformer
-    encoder.register_forward_hook(_first_tokens, with_kwargs=True)
+    # A second hook would look for first tokens among the first tokens.
+    if _first_tokens not in encoder._forward_hooks.values():
+        encoder.register_forward_hook(_first_tokens, with_kwargs=True)
 
 
 def _first_tokens(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
