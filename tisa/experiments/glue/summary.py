@@ -43,9 +43,9 @@ MISSING = Entry({})
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a variant's median lies above another's, with a 95 % bootstrap interval.
+    """How far a variant's median lies above another's (or a share), with a 95 % bootstrap interval.
 
-    The interval resamples seeds that both have, as pairs; None where they share fewer than two.
+    The interval resamples seeds that all have, together; None where they share fewer than two.
     """
 
     value: float
@@ -117,31 +117,51 @@ class Part:
             e.high - e.low for e in pair
         )
 
-    def given_back(self, variant: str, task: str, base: str | None = None) -> float | None:
+    def given_back(self, variant: str, task: str, base: str | None = None) -> Difference | None:
         """Return the share (in per cent) of the loss from `base` that a variant gives back.
 
-        None where a cell is missing, or nothing was lost.
+        None where a cell is missing, or nothing was lost; without an interval where nothing is lost
+        in some of the resamples.
         """
         lost = self.loss(task, base)
         back = self.difference(variant, task, base)
         if lost is None or back is None or lost.value <= 0:
             return None
-        return 100 * back.value / lost.value
+        low = self.entry(self.baseline if base is None else base, task)
+        interval = None
+        resampled = medians(self.entry(variant, task), low, self.original[task])
+        if resampled is not None and (resampled[:, 2] > resampled[:, 1]).all():
+            found, bottom, top = resampled.T
+            shares = 100 * (found - bottom) / (top - bottom)
+            interval = _middle_95(shares)
+        return Difference(100 * back.value / lost.value, interval)
 
 
 def difference(above: Entry, below: Entry) -> Difference | None:
     """Return how far one entry's median is above another's; None where one is missing."""
     if not above.scores or not below.scores:
         return None
-    seeds = sorted(above.scores.keys() & below.scores.keys())
-    interval = None
-    if len(seeds) > 1:
-        pairs = np.array([[above.scores[s], below.scores[s]] for s in seeds])
-        chosen = np.random.default_rng(0).integers(len(seeds), size=(RESAMPLES, len(seeds)))
-        middle = np.median(pairs[chosen], axis=1)
-        low, high = np.quantile(middle[:, 0] - middle[:, 1], (0.025, 0.975))
-        interval = (float(low), float(high))
+    resampled = medians(above, below)
+    interval = None if resampled is None else _middle_95(resampled[:, 0] - resampled[:, 1])
     return Difference(above.median - below.median, interval)
+
+
+def medians(*entries: Entry) -> np.ndarray | None:
+    """Return the entries' medians in resamples of the seeds that all have, one row for each.
+
+    None where they share fewer than two seeds.
+    """
+    seeds = sorted(set.intersection(*(set(entry.scores) for entry in entries)))
+    if len(seeds) < 2:
+        return None
+    scores = np.array([[entry.scores[seed] for entry in entries] for seed in seeds])
+    chosen = np.random.default_rng(0).integers(len(seeds), size=(RESAMPLES, len(seeds)))
+    return np.median(scores[chosen], axis=1)
+
+
+def _middle_95(values: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(values, (0.025, 0.975))
+    return float(low), float(high)
 
 
 def summary(records: Sequence[Record], *, score: str = "last") -> list[Part]:

@@ -80,7 +80,8 @@ def table_csv(parts: Sequence[Part]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
         ["model", "part", "task", "metric", "variant", "seeds", "median", "min", "max",
-         "difference", "difference_low", "difference_high", "given_back_percent"]
+         "difference", "difference_low", "difference_high",
+         "given_back_percent", "given_back_low", "given_back_high"]
     )  # fmt: skip
     for part in parts:
         for task in part.tasks:
@@ -96,7 +97,9 @@ def table_csv(parts: Sequence[Part]) -> str:
                     [part.model, part.letter, task, task_named(task).main_metric, name,
                      len(entry.scores), *map(_plain, numbers),
                      _plain(above.value if above is not None else None),
-                     *map(_plain, interval or (None, None)), _plain(share)]
+                     *map(_plain, interval or (None, None)),
+                     _plain(share.value if share is not None else None),
+                     *map(_plain, (share and share.interval) or (None, None))]
                 )  # fmt: skip
     return text.getvalue()
 
@@ -133,7 +136,12 @@ def _share(part: Part, variant: str, task: str, base: str | None = None) -> str:
         loss = part.loss(task, base)
         there = loss is not None and part.entry(variant, task).scores
         return "–" if there else MISSING
-    return f"{share:.0f} %" + ("" if part.loss_is_clear(task, base) else " *")
+    text = f"{share.value:.0f} %"
+    if not part.loss_is_clear(task, base):
+        return text + " *"
+    if share.interval is None:
+        return text
+    return text + f" [{share.interval[0]:.0f}, {share.interval[1]:.0f}]"
 
 
 def _explained(parts: Sequence[Part]) -> str:
@@ -145,7 +153,8 @@ def _explained(parts: Sequence[Part]) -> str:
         "Dev sets, × 100: median over seeds [least–largest] (n = number of seeds). "
         f"{scored}. Δ is the largest gain of a row with random kernels over the first row, with "
         "its S: picked on the dev set, so too high by as much as chance gives. Intervals are 95 % "
-        "bootstraps over seeds that both rows have; with five or fewer seeds they are too narrow. "
+        "bootstraps over the seeds that all rows in question have; with five or fewer of them they "
+        "are too narrow. "
         "Δ% = Δ/(100 − first row). Given back: (row − zeroed)/(baseline of (a) − zeroed), in "
         "medians; *from folded on* has the row `folded` in place of zeroed, and is the kernels' "
         "own part. * marks a loss that is not larger than the spread of either row: its share "

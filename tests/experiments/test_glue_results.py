@@ -1,0 +1,27 @@
+"""The tables in docs/results.md are those of the records."""
+
+from pathlib import Path
+
+from tisa.experiments.glue.record import record_of
+from tisa.experiments.glue.summary import summary
+from tisa.experiments.glue.tables import markdown
+
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = ROOT / "docs/records/2026-11-15-table3"
+
+
+def test_the_report_is_made_of_the_records():
+    with (FOLDER / "records.jsonl").open() as lines:
+        records = [record_of(line) for line in lines]
+    assert len(records) == 399
+    assert all(not r.surroundings["uncommitted_changes"] for r in records)
+    assert markdown(summary(records), records) == (FOLDER / "table3.md").read_text()
+
+
+def test_every_row_in_the_documentation_is_one_of_the_report():
+    report = (FOLDER / "table3.md").read_text().splitlines()
+    section = (ROOT / "docs/results.md").read_text().split("## Table 3")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line]
+    assert len(rows) > 25
+    for row in rows:
+        assert row in report, row
