@@ -17,7 +17,7 @@ rows+="; zeroed; zeroed, S = 1; zeroed, S = 3; zeroed, S = 5; zeroed, S = 5, fit
 for s in 1 3 5; do
   rows+="; folded, S = $s, fitted; folded, S = $s, fitted, frozen"
 done
-rows+="; folded, S = 5, fitted, distilled 30"
+rows+="; folded, S = 5, fitted, distilled 30; folded, S = 5, fitted, distilled 200; folded, S = 5, fitted, distilled 200, frozen"
 recipe=(--learning-rate 5e-5 --batch-size 32 --epochs 3 --warmup 0.06 --dropout 0 --train-rows 20000 --evaluations 3)
 status=0
 tisa glue "$model" --tasks cola,sts-b,rte,sst-2,mnli-10k --seeds 3 --rows "$rows" "${recipe[@]}" --data-dir "$data" \
