@@ -37,9 +37,11 @@ def close(found, expected):
     )
 
 
-def test_the_second_call_is_a_repeat_and_sees_new_numbers(tensors, monkeypatch):
+def test_the_third_call_is_a_repeat_and_sees_new_numbers(tensors, monkeypatch):
     first = results(tensors)
-    assert len(repeats._repeats) == 1
+    assert list(repeats._repeats.values()) == [None]
+    results(tensors)
+    assert None not in repeats._repeats.values()
 
     def looked_at_again(*_, **__):
         raise AssertionError("validated a second time")
@@ -57,6 +59,7 @@ def test_the_second_call_is_a_repeat_and_sees_new_numbers(tensors, monkeypatch):
 
 def test_no_gradient_where_none_is_wanted(tensors):
     first = results(tensors)
+    results(tensors)
     with torch.no_grad():
         out = tisa.attention(*tensors, backend="triton")
     assert not out.requires_grad
@@ -72,7 +75,8 @@ def test_no_gradient_where_none_is_wanted(tensors):
 )
 def test_other_options_are_another_call(tensors, options):
     plain = results(tensors)
-    for _ in range(2):
+    results(tensors)
+    for _ in range(3):
         found = results(tensors, **options)
         assert not close(found, plain)
         assert close(found, results(tensors, "reference", **options))
@@ -81,22 +85,24 @@ def test_other_options_are_another_call(tensors, options):
 
 def test_what_must_be_looked_at_every_time_is(tensors):
     query, key, value, scores = tensors
-    mask = torch.ones(1, 1, 9, 9, dtype=torch.bool)
-    tisa.attention(query, key, value, scores, attn_mask=mask[0, 0], backend="triton")
-    tisa.attention(query, key, value, scores, window=(2, 2), backend="triton")
-    tisa.attention(query, key, value, scores, dropout_p=0.5, backend="triton")
-    tisa.attention(query, key, value, scores, return_lse=True, backend="triton")
-    tisa.attention(query, key, value, scores, query_start=torch.tensor(0), backend="triton")
     strided = query.detach().transpose(-1, -2).contiguous().transpose(-1, -2)
-    tisa.attention(strided, key, value, scores, backend="triton")
-    assert not repeats._repeats
+    mask = torch.ones(1, 1, 9, 9, dtype=torch.bool)
+    for _ in range(2):
+        tisa.attention(query, key, value, scores, attn_mask=mask[0, 0], backend="triton")
+        tisa.attention(query, key, value, scores, window=(2, 2), backend="triton")
+        tisa.attention(query, key, value, scores, dropout_p=0.5, backend="triton")
+        tisa.attention(query, key, value, scores, return_lse=True, backend="triton")
+        tisa.attention(query, key, value, scores, query_start=torch.tensor(0), backend="triton")
+        tisa.attention(strided, key, value, scores, backend="triton")
+    assert not any(repeats._repeats.values())
     with pytest.raises(ValueError, match="offset_scores must be of shape"):
         tisa.attention(query, key, value, scores[:, 1:], backend="triton")
 
 
 @pytest.mark.unchecked
 def test_what_is_no_tensor_is_still_refused(tensors):
-    results(tensors)
+    for _ in range(3):
+        results(tensors)
     with pytest.raises(TypeError, match="offset_scores must be a tensor"):
         tisa.attention(*tensors[:3], [1.0], backend="triton")
     with pytest.raises(TypeError, match="window must be"):
@@ -104,7 +110,8 @@ def test_what_is_no_tensor_is_still_refused(tensors):
 
 
 def test_autocast_is_another_call(tensors):
-    results(tensors)
+    for _ in range(3):
+        results(tensors)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="bfloat16"):
         # Cast to a dtype that the interpreter refuses, not repeated as half precision.
         tisa.attention(*tensors, backend="triton")

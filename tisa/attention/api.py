@@ -116,7 +116,7 @@ def attention(
     with without_autocast(call.query.device):
         output, lse = chosen.attend(call)
     if signature is not None and name == "triton" and call.query is query and not call.empty:
-        repeats.keep(signature, chosen.repeat(call))
+        repeats.keep(signature, lambda: chosen.repeat(call))
     return (output, lse) if return_lse else output
 
 

@@ -17,7 +17,8 @@ Repeat = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor 
 
 # Forgetting all at once is simpler than forgetting the oldest.
 _MOST = 1024
-_repeats: dict[Hashable, Repeat] = {}
+# None for a call that was made once: many are never made again.
+_repeats: dict[Hashable, Repeat | None] = {}
 
 
 def signature(
@@ -48,9 +49,11 @@ def find(signature: Hashable | None) -> Repeat | None:
     return _repeats.get(signature)
 
 
-def keep(signature: Hashable, repeat: Repeat | None) -> None:
-    """Remember how to repeat a call."""
-    if repeat is not None:
-        if len(_repeats) >= _MOST:
-            _repeats.clear()
-        _repeats[signature] = repeat
+def keep(signature: Hashable, repeat: Callable[[], Repeat | None]) -> None:
+    """Remember a call, and from the second time on how to repeat it."""
+    if signature in _repeats:
+        _repeats[signature] = repeat()
+        return
+    if len(_repeats) >= _MOST:
+        _repeats.clear()
+    _repeats[signature] = None
