@@ -5,6 +5,8 @@ criteria.py  Table 1, measured
 convert.py   a Hugging Face model with scores of the offset
 doctor.py    what works on this machine
 glue.py      Table 3, cell by cell
+pretrain.py  a language model with any position method
+__main__.py  the same for launchers: python -m tisa.cli
 report.py    the table of what is finished
 """
 
@@ -15,7 +17,15 @@ from typing import Annotated
 import typer
 
 # Name of the command, which is that of its file here too; each has a function `command`.
-COMMANDS: tuple[str, ...] = ("analyze", "convert", "criteria", "doctor", "glue", "report")
+COMMANDS: tuple[str, ...] = (
+    "analyze",
+    "convert",
+    "criteria",
+    "doctor",
+    "glue",
+    "pretrain",
+    "report",
+)
 
 # A user's mistake, or something missing on the machine: one sentence and exit code 2.
 MISTAKES = (ValueError, TypeError, OSError, ImportError)
