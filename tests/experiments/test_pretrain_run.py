@@ -238,9 +238,10 @@ def test_fewer_documents_than_processes(tmp_path):
     assert micro_batches(config, corpus, SETTINGS, 1) == 1
     with pytest.raises(ValueError, match=r"as many documents as processes \(2\), got 1"):
         micro_batches(config, corpus, SETTINGS, 2)
+    (tmp_path / "more.txt").write_text(text())
+    more = Streamed(Source((str(tmp_path / "more.txt"),)), Bytes())
     with pytest.raises(ValueError, match="for 3 processes alike, got 8 rows"):
-        (tmp_path / "more.txt").write_text(text())
-        micro_batches(config, Streamed(Source((str(tmp_path / "more.txt"),)), Bytes()), SETTINGS, 3)
+        micro_batches(config, more, SETTINGS, 3)
 
 
 def command(*arguments):

@@ -4,8 +4,10 @@ analyze.py   what models know about position
 criteria.py  Table 1, measured
 convert.py   a Hugging Face model with scores of the offset
 doctor.py    what works on this machine
+extrapolate.py  language models past their training length
 glue.py      Table 3, cell by cell
 pretrain.py  a language model with any position method
+probes.py    tasks that only positions solve
 __main__.py  the same for launchers: python -m tisa.cli
 report.py    the table of what is finished
 """
@@ -22,8 +24,10 @@ COMMANDS: tuple[str, ...] = (
     "convert",
     "criteria",
     "doctor",
+    "extrapolate",
     "glue",
     "pretrain",
+    "probes",
     "report",
 )
 

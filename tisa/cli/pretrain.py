@@ -105,7 +105,7 @@ def command(
     `accelerate launch -m tisa.cli pretrain --data wiki --position rotary --bf16 --out rotary`
     """
     from tisa.experiments.pretrain.config import PretrainConfig
-    from tisa.experiments.pretrain.launching import Settings
+    from tisa.experiments.pretrain.launching import Settings, is_first_process
     from tisa.experiments.pretrain.live import Bar, Silent, view_for
     from tisa.experiments.pretrain.opening import opened, prepared_by
     from tisa.experiments.pretrain.plan import plan
@@ -144,7 +144,8 @@ def command(
         for line in plan(config, corpus, settings):
             print(line)
         return
-    view: Any = view_for(steps) if _is_first_process() else Silent()
+    first = is_first_process(settings)
+    view: Any = view_for(steps) if first else Silent()
     stopping = _Stopping()
     try:
         record = run(
@@ -154,7 +155,7 @@ def command(
     finally:
         if isinstance(view, Bar):
             view.close()
-    if as_json and record is not None and _is_first_process():
+    if as_json and record is not None and first:
         print(json.dumps(record, ensure_ascii=False))
 
 
@@ -173,19 +174,6 @@ class _Stopping:
 
     def __call__(self) -> bool:
         return self.asked
-
-
-def _is_first_process() -> bool:
-    from accelerate import PartialState
-
-    return bool(PartialState._shared_state.get("process_index", _rank()) == 0)
-
-
-def _rank() -> int:
-    # What torchrun and accelerate's launcher tell their processes.
-    import os
-
-    return int(os.environ.get("RANK", "0"))
 
 
 def _options(text: str) -> dict[str, Any]:

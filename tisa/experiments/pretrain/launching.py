@@ -43,23 +43,21 @@ class Settings:
 DEFAULTS = Settings()
 
 
+def is_first_process(settings: Settings) -> bool:
+    """Return whether this is the process that speaks for all."""
+    _check_device(settings)
+    return bool(_accelerate().PartialState(cpu=settings.device == "cpu").is_main_process)
+
+
 def accelerator_for(settings: Settings, out: Path) -> Any:
     """Return the accelerator; what its launcher says (processes, FSDP) holds."""
-    try:
-        import accelerate
-        from accelerate.utils import TorchDynamoPlugin
-    except ImportError as missing:
-        raise ImportError(
-            "pretraining runs on accelerate, which is not installed; "
-            'run: pip install "tisa[experiments]"'
-        ) from missing
-    if settings.device not in (None, "cpu", "cuda"):
-        raise ValueError(f"device must be cpu or cuda, got {settings.device!r}")
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device: expected a GPU for cuda, got none on this machine")
+    _check_device(settings)
+    accelerate = _accelerate()
     more: dict[str, Any] = {}
     if settings.compile:
-        more["dynamo_plugin"] = TorchDynamoPlugin(backend="inductor", mode=settings.compile_mode)
+        more["dynamo_plugin"] = accelerate.utils.TorchDynamoPlugin(
+            backend="inductor", mode=settings.compile_mode
+        )
     made = accelerate.Accelerator(
         cpu=settings.device == "cpu",
         mixed_precision="bf16" if settings.bf16 else "no",
@@ -139,3 +137,21 @@ def lost_process(
         f"another of the {share.processes} processes is gone after step {step:,} ({first}); start "
         f"the same command again, it goes on {where}"
     )
+
+
+def _check_device(settings: Settings) -> None:
+    if settings.device not in (None, "cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, got {settings.device!r}")
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: expected a GPU for cuda, got none on this machine")
+
+
+def _accelerate() -> Any:
+    try:
+        import accelerate
+    except ImportError as missing:
+        raise ImportError(
+            "pretraining runs on accelerate, which is not installed; "
+            'run: pip install "tisa[experiments]"'
+        ) from missing
+    return accelerate
