@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,7 +88,7 @@ def command(
         rows = measured(
             model.to(place), documents, corpus.vocabulary, wanted, stride=stride, modes=chosen,
             batch_tokens=batch_tokens, bf16=bf16,
-            progress=lambda line, name=label: print(f"{name}: {line}", file=sys.stderr, flush=True),
+            progress=partial(_tell, label),
         )  # fmt: skip
         model.cpu()
         record["runs"].append(
@@ -99,6 +100,10 @@ def command(
         (out / "extrapolation.md").write_text(markdown(record))
         figure(record).savefig(out / "extrapolation.png", dpi=130)
     print(json.dumps(record, ensure_ascii=False) if as_json else markdown(record))
+
+
+def _tell(name: str, line: str) -> None:
+    print(f"{name}: {line}", file=sys.stderr, flush=True)
 
 
 def _numbers(text: str) -> list[int]:

@@ -168,7 +168,6 @@ def _shown(
         if is_causal:
             wanted.append(np.ones(len(tokens), bool))
         else:
-            assert vocabulary.specials.mask is not None
             wanted.append(uniform(len(tokens), SEED, number) < MASK_SHARE)
         shown.append(tokens)
     return shown, wanted
@@ -197,6 +196,7 @@ def packed(
             seen, asked = text, chosen
         else:
             masked = wanted[window.document][window.start : window.stop]
+            assert special.mask is not None
             hidden = np.where(masked, special.mask, text)
             seen, asked = np.append(hidden, special.end), chosen + 1
         places.append(asked + ends[-1])
