@@ -17,6 +17,8 @@ checkpoints.py  there whole or not at all
 outcome.py      the model and the record that are left
 loop.py         forward, backward, update
 training.py     one run
+summary.py      records in, the numbers of tables out
+figures.py      records in, figures out
 opening.py      a corpus from what a user names
 plan.py         what a run will cost
 live.py         a run as one sees it
