@@ -1,7 +1,8 @@
 """One attention operator for scores of offsets, with interchangeable backends.
 
 `api` validates and chooses; `reference` is the specification; `chunked`, `sdpa` and `flex` are
-tested against it. `call` is what a backend is given, `dropout` which weights are dropped.
+tested against it. `call` is what a backend is given, `dropout` which weights are dropped. `ring`
+spreads a sequence over several processes.
 """
 
 from tisa.attention.api import attention
