@@ -282,7 +282,7 @@ def test_labels_of_a_causal_model_are_the_next_token_of_the_same_piece(corpus_fi
     )
     (batch,) = step.batches
     ends = set(batch.cu_seqlens.tolist())
-    assert (batch.cu_seqlens.shape[0] - 1) % 4 == 0
+    assert (batch.cu_seqlens.shape[0] - 1) % 8 == 0
     for place, label in enumerate(batch.labels.tolist()):
         if place + 1 in ends:
             assert label == NO_LABEL

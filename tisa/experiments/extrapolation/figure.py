@@ -20,7 +20,8 @@ def figure(record: dict[str, Any]) -> Any:
     names = sorted({run["label"] for run in record["runs"]})
     from matplotlib import colormaps
 
-    colours = {name: colormaps["tab20"](number % 20) for number, name in enumerate(names)}
+    palette = colormaps["tab10" if len(names) <= 10 else "tab20"]
+    colours = {name: palette(number % 20) for number, name in enumerate(names)}
     trained = record["trained_at"]
     best = math.inf
     for axis, mode, title in (
@@ -48,6 +49,8 @@ def figure(record: dict[str, Any]) -> Any:
             low, high = axis.get_ylim()
             axis.set_ylim(max(low, best / 1.5), min(high, best * 20))
         axis.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
+        for which in ("major", "minor"):
+            getattr(axis.yaxis, f"set_{which}_formatter")(lambda value, place: f"{value:g}")
         axis.grid(alpha=0.25, linewidth=0.5)
         axis.tick_params(labelsize=8)
     axes[0].set_ylabel("perplexity")

@@ -157,9 +157,10 @@ def batch_of(
         places.append(chosen + at)
         labels.append(wanted)
         ends.extend(end + at for end in row.ends)
-    # As many ends as a multiple of the rows, empty pieces at the end: a compiled model sees few
+    # As many pieces as a multiple of twice the rows, the last ones empty: a compiled model sees few
     # different shapes.
-    count = -(-(len(ends) - 1) // len(made)) * len(made)
+    some = 2 * len(made)
+    count = -(-(len(ends) - 1) // some) * some
     ends.extend([ends[-1]] * (count + 1 - len(ends)))
     return Batch(
         torch.from_numpy(np.concatenate(tokens)),

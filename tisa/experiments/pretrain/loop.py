@@ -37,8 +37,8 @@ class Loop:
     def take(self, step: Step, number: int, length: int) -> None:
         """Train on one step."""
         accelerator = self.accelerator
-        # In float64, which holds any number of labels exactly.
-        count = torch.tensor(float(step.labels), dtype=torch.float64, device=accelerator.device)
+        # Filled on the device: a number copied from the host would make it wait.
+        count = torch.full((), step.labels, dtype=torch.float64, device=accelerator.device)
         if self.share.processes > 1:
             count = accelerator.reduce(count, reduction="sum")
         total = torch.zeros((), dtype=torch.float64, device=accelerator.device)

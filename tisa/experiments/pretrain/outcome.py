@@ -71,7 +71,9 @@ def write_outcome(
     state = accelerator.get_state_dict(prepared)
     if accelerator.is_main_process:
         own = LanguageModel(model.config)
-        own.load_state_dict({name.removeprefix("model."): v.cpu() for name, v in state.items()})
+        # The prefixes are those of torch.compile and of `WithLoss`.
+        names = {name: name.removeprefix("_orig_mod.").removeprefix("model.") for name in state}
+        own.load_state_dict({names[name]: value.cpu() for name, value in state.items()})
         save(own, out / MODEL)
         save_tokenizer(out / MODEL)
         np.save(out / LOSSES, np.array(losses))
