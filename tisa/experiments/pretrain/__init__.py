@@ -16,7 +16,8 @@ evaluation.py   the loss on held-out documents
 checkpoints.py  there whole or not at all
 outcome.py      the model and the record that are left
 loop.py         forward, backward, update
-training.py     one run
+session.py      a run while it lasts
+training.py     one run, its record out
 summary.py      records in, the numbers of tables out
 figures.py      records in, figures out
 opening.py      a corpus from what a user names

@@ -12,8 +12,8 @@ def plan(config: PretrainConfig, corpus: Corpus, settings: Settings) -> list[str
     """Return lines that say what would be trained, on how much, with how much work."""
     micro = micro_batches(config, corpus, settings, 1)
     model = build(config, corpus.vocabulary.size)
-    positional, others = model.transformer.num_parameters()
-    others += sum(p.numel() for p in model.parameters()) - positional - others
+    positional = model.transformer.num_parameters()[0]
+    others = sum(p.numel() for p in model.parameters()) - positional
     chunk = next(corpus.chunks(Place()))
     lines = [
         f"{config.objective}, {config.position}: {others:,} parameters and {positional:,} of the "
