@@ -19,7 +19,7 @@ near-far-1 --position near-far --seed 1
 alibi-1 --position alibi --seed 1
 kerple-log-1 --position kerple-log --seed 1
 RUNS
-"$python" runs/pretrain_report.py report "$work/causal" --out "$out/causal" || true
+"$python" runs/pretrain_report.py report "$work/causal" --out "$work/report/causal" || true
 finished=$(for f in "$work"/causal/*/record.json; do dirname "$f"; done)
 "$python" -m tisa.cli extrapolate $finished --data "$data/wiki-valid" --lengths "${LENGTHS:-512,1024,2048,4096,8192}" \
   --stride "${STRIDE:-256}" ${READ:---bf16} --out "$out/extrapolation"

@@ -23,4 +23,4 @@ tupe-a-0 --position tupe-a --seed 0
 synthesizer-random-0 --position synthesizer-random --seed 0
 shaw-0 --position shaw --seed 0
 RUNS
-"$python" runs/pretrain_report.py report "$work/encoder" --out "$out/encoder" || true
+"$python" runs/pretrain_report.py report "$work/encoder" --out "$work/report/encoder" || true

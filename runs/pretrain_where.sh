@@ -12,4 +12,4 @@ near-far-first-0 --position near-far --position-options '{"layers": "first"}' --
 near-far-shared-0 --position near-far --position-options '{"layers": "shared"}' --seed 0
 tisa-schedule-0 --position tisa --lengths 128:0.9,512:0.1 --seed 0
 RUNS
-"$python" runs/pretrain_report.py report "$work/where" --out "$out/where" || true
+"$python" runs/pretrain_report.py report "$work/where" --out "$work/report/where" || true

@@ -10,10 +10,12 @@ import torch
 from little_corpus import SMALL, text
 from tisa.encoder import load
 from tisa.experiments.pretrain import checkpoints, training
+from tisa.experiments.pretrain.batches import Phase, steps
 from tisa.experiments.pretrain.config import PretrainConfig
 from tisa.experiments.pretrain.corpus import Streamed
 from tisa.experiments.pretrain.evaluation import validation_batches
 from tisa.experiments.pretrain.launching import Settings, micro_batches
+from tisa.experiments.pretrain.loading import ahead
 from tisa.experiments.pretrain.loop import Loop
 from tisa.experiments.pretrain.model import build, parameter_groups
 from tisa.experiments.pretrain.observing import block_contrast, curves, observed
@@ -229,6 +231,32 @@ def test_the_folder_of_another_run_is_refused(corpus, tmp_path, change, message)
     other = Streamed(Source((str(tmp_path / "other.txt"),)), Bytes())
     with pytest.raises(ValueError, match="another corpus"):
         run(PretrainConfig(**SIZES), other, tmp_path, settings=SETTINGS)
+
+
+def test_steps_are_the_same_from_a_process_of_their_own(corpus):
+    def make():
+        return steps(corpus, [Phase(0, 3, 32)], batch_tokens=128, objective="mlm", mask_share=0.15,
+                     seed=0)  # fmt: skip
+
+    here, there = list(ahead(make, in_a_process=False)), list(ahead(make, in_a_process=True))
+    assert [step.after for step in here] == [step.after for step in there]
+    for one, other in zip(here, there, strict=True):
+        assert torch.equal(one.batches[0].input_ids, other.batches[0].input_ids)
+        assert torch.equal(one.batches[0].labels, other.batches[0].labels)
+
+
+@pytest.mark.full
+@pytest.mark.unchecked
+def test_a_compiled_run_goes_on(corpus, tmp_path):
+    config = PretrainConfig(**SIZES)
+    settings = Settings(**vars(SETTINGS) | {"compile": True})
+    run(config, corpus, tmp_path / "plain", settings=SETTINGS)
+    stops = iter([False] * 4 + [True])
+    out = tmp_path / "compiled"
+    assert run(config, corpus, out, settings=settings, stop=lambda: next(stops)) is None
+    assert run(config, corpus, out, valid=corpus, settings=settings) is not None
+    np.testing.assert_allclose(losses_of(tmp_path / "plain"), losses_of(out), atol=1e-4, rtol=0)
+    assert load(out / "model").config.position == "tisa"
 
 
 def test_fewer_documents_than_processes(tmp_path):
