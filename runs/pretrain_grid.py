@@ -81,7 +81,10 @@ def start(folder: Path, name: str, options: list[str], left: float) -> subproces
 
 def collect(folder: Path, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
+    # Where there is no checkout to ask, as on a machine that was sent the files alone.
+    (folder / "commit.txt").write_text(os.environ.get("COMMIT", "unknown") + "\n")
     with tarfile.open(file, "w:gz") as archive:
+        archive.add(folder / "commit.txt", arcname="commit.txt")
         for path in sorted(folder.glob("*/*")):
             if path.name in SMALL:
                 archive.add(path, arcname=str(path.relative_to(folder)))
