@@ -87,22 +87,3 @@ def test_a_killed_rank_ends_the_job_which_goes_on(corpus_file, tmp_path):
     alone = tisa(*arguments(corpus_file, single, *more))
     assert alone.returncode == 0, alone.stderr
     np.testing.assert_allclose(losses_of(single), losses_of(out), atol=1e-5, rtol=0)
-
-
-@pytest.mark.full
-def test_fsdp2_trains_the_same(corpus_file, tmp_path):
-    alone = tisa(*arguments(corpus_file, tmp_path / "one"))
-    assert alone.returncode == 0, alone.stderr
-    config = tmp_path / "fsdp.yaml"
-    config.write_text((ROOT / "docs" / "launch" / "fsdp2.yaml").read_text())
-    answer = subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config, "--cpu",
-         "--num_processes", "2", "--num_machines", "1", "--main_process_port", "0",
-         "-m", "tisa.cli",
-         *map(str, arguments(corpus_file, tmp_path / "two", "--checkpoint-every", 20))],
-        cwd=ROOT, env=environment(), capture_output=True, text=True,
-    )  # fmt: skip
-    assert answer.returncode == 0, answer.stderr
-    np.testing.assert_allclose(
-        losses_of(tmp_path / "one"), losses_of(tmp_path / "two"), atol=1e-5, rtol=0
-    )

@@ -60,11 +60,16 @@ def accelerator_for(settings: Settings, out: Path) -> Any:
         )
     made = accelerate.Accelerator(
         cpu=settings.device == "cpu",
-        mixed_precision="bf16" if settings.bf16 else "no",
+        # None: what the launcher was told.
+        mixed_precision="bf16" if settings.bf16 else None,
         log_with=list(settings.report_to) or None,
         project_dir=str(out),
         **more,
     )
+    sharding = getattr(made.state, "fsdp_plugin", None)
+    if sharding is not None:
+        # Autocast computes in bfloat16; FSDP's own policy would round the scores' parameters too.
+        sharding.mixed_precision_policy = None
     missing_trackers = (
         set(settings.report_to) - {getattr(t, "value", t) for t in made.log_with} - {"all"}
     )

@@ -36,7 +36,7 @@ class WithLoss(nn.Module):
         """Return the sum of the losses of all labels."""
         hidden = self.model.transformer(input_ids, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
         if not self.model.config.is_causal:
-            hidden = hidden[positions]
+            hidden = hidden.index_select(0, positions)
         logits = self.model.head(hidden).float()
         return cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
 
