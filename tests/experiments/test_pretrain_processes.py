@@ -1,5 +1,6 @@
 """Several processes train what one trains; one of them lost is told, and the run goes on."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from little_corpus import ROOT, SMALL, environment, text, tisa
 from tisa import cli
+from tisa.encoder import load
 
 
 @pytest.fixture
@@ -87,3 +89,25 @@ def test_a_killed_rank_ends_the_job_which_goes_on(corpus_file, tmp_path):
     alone = tisa(*arguments(corpus_file, single, *more))
     assert alone.returncode == 0, alone.stderr
     np.testing.assert_allclose(losses_of(single), losses_of(out), atol=1e-5, rtol=0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("position", ["tisa", "absolute"])
+def test_fsdp2_trains_the_same_and_goes_on(corpus_file, tmp_path, position):
+    import fsdp_process
+
+    alone = fsdp_process.main(str(corpus_file), tmp_path / "one", position, fsdp=False)
+    both = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         fsdp_process.__file__, corpus_file, tmp_path / "two", position],
+        env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert both.returncode == 0, both.stderr
+    assert list((tmp_path / "two" / "checkpoints").glob("*/pytorch_model_fsdp_0/__1_0.distcp"))
+    one, two = losses_of(tmp_path / "one"), losses_of(tmp_path / "two")
+    np.testing.assert_allclose(one, two, atol=1e-5, rtol=0)
+    again = json.loads((tmp_path / "two" / "record.json").read_text())
+    assert again["evaluations"][-1]["loss"] == pytest.approx(
+        alone["evaluations"][-1]["loss"], abs=1e-5
+    )
+    assert load(tmp_path / "two" / "model").config.position == position
