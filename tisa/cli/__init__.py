@@ -4,7 +4,11 @@ analyze.py   what models know about position
 criteria.py  Table 1, measured
 convert.py   a Hugging Face model with scores of the offset
 doctor.py    what works on this machine
+extrapolate.py  language models past their training length
 glue.py      Table 3, cell by cell
+pretrain.py  a language model with any position method
+probes.py    tasks that only positions solve
+__main__.py  the same for launchers: python -m tisa.cli
 report.py    the table of what is finished
 """
 
@@ -15,7 +19,17 @@ from typing import Annotated
 import typer
 
 # Name of the command, which is that of its file here too; each has a function `command`.
-COMMANDS: tuple[str, ...] = ("analyze", "convert", "criteria", "doctor", "glue", "report")
+COMMANDS: tuple[str, ...] = (
+    "analyze",
+    "convert",
+    "criteria",
+    "doctor",
+    "extrapolate",
+    "glue",
+    "pretrain",
+    "probes",
+    "report",
+)
 
 # A user's mistake, or something missing on the machine: one sentence and exit code 2.
 MISTAKES = (ValueError, TypeError, OSError, ImportError)

@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn.functional import dropout
 
 from tisa.attention import attention
+from tisa.attention.ring import Ring, ring_attention
 from tisa.encoder.forward_pass import ForwardPass
 from tisa.offsets import offset_range, to_matrix
 from tisa.positions import Position, Prepared
@@ -147,6 +148,8 @@ class AttentionLayer(nn.Module):
         assert query is not None
         assert key is not None
         scores = position.offset_scores(layer, run.prepared)
+        if run.ring is not None:
+            return self._around(query, key, value, scores, position, layer, run.ring)
         mixed = attention(
             query,
             key,
@@ -161,6 +164,22 @@ class AttentionLayer(nn.Module):
         )
         assert isinstance(mixed, Tensor)
         return mixed
+
+    def _around(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scores: Tensor | None,
+        position: Position,
+        layer: int,
+        ring: Ring,
+    ) -> Tensor:
+        """Return attention over a sequence that is spread over several processes."""
+        if self._dropout_p:
+            raise ValueError(f"attention_dropout must be 0 with a ring, got {self._dropout_p}")
+        band = None if scores is None else position.band(layer, query.dtype)
+        return ring_attention(query, key, value, scores, ring, band=band, is_causal=self.is_causal)
 
     def _logits(
         self,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tisa.attention.ring import Ring
 from tisa.encoder.cache import Cache
 from tisa.encoder.packing import Packing, packing_of
 from tisa.positions import Places, Position, Prepared, places_of
@@ -18,6 +19,7 @@ class ForwardPass:
     attention_mask: Bool[Tensor, "batch keys"] | None = None
     cache: Cache | None = None
     packing: Packing | None = None
+    ring: Ring | None = None
 
     @property
     def places(self) -> Places:
@@ -35,11 +37,14 @@ def begin(
     cache: Cache | None,
     cu_seqlens: Tensor | None,
     max_seqlen: int | None,
+    ring: Ring | None = None,
 ) -> ForwardPass:
     """Return the pass for `tokens`, (batch, length, width) or packed (total, width).
 
     `layer` is the first layer that they go through.
     """
+    if ring is not None:
+        return _begin_in_a_ring(position, tokens, attention_mask, cache, cu_seqlens, ring)
     if cu_seqlens is not None:
         return _begin_packed(position, tokens, attention_mask, cache, cu_seqlens, max_seqlen)
     if max_seqlen is not None:
@@ -94,3 +99,32 @@ def _begin_packed(
         raise TypeError(f"cu_seqlens must be int32, got {cu_seqlens.dtype}; convert with .int()")
     packing = packing_of(tokens.shape[0], cu_seqlens, max_seqlen)
     return ForwardPass(position.prepare(packing.places()), packing=packing)
+
+
+def _begin_in_a_ring(
+    position: Position,
+    tokens: Tensor,
+    attention_mask: Tensor | None,
+    cache: Cache | None,
+    cu_seqlens: Tensor | None,
+    ring: Ring,
+) -> ForwardPass:
+    for name, value in (
+        ("attention_mask", attention_mask), ("cache", cache), ("cu_seqlens", cu_seqlens),
+    ):  # fmt: skip
+        if value is not None:
+            raise ValueError(f"{name} must be None with a ring: every token of it is one to read")
+    if position.dense or position.needs_weights:
+        raise ValueError(
+            f"{type(position).__name__} cannot be used with a ring: it needs logits of every pair "
+            "of tokens; methods of the offset, rotary, absolute and sinusoidal ones can"
+        )
+    positions = ring.positions(tokens.device)
+    if tokens.ndim != 3 or tokens.shape[1] != len(positions):
+        raise ValueError(
+            f"with a ring the input must be (batch, {len(positions)}, …), this process's tokens, "
+            f"got {tuple(tokens.shape)}; `ring.shard` cuts them out"
+        )
+    # Scores for the whole sequence, positions of these tokens.
+    places = Places(ring.length, ring.length, 0, positions)
+    return ForwardPass(position.prepare(places), ring=ring)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, linear
 
+from tisa.attention.ring import Ring
 from tisa.encoder.cache import Cache
 from tisa.encoder.config import TransformerConfig
 from tisa.encoder.transformer import Transformer, initialise
@@ -42,6 +43,7 @@ class LanguageModel(nn.Module):
         cache: Cache | None = None,
         cu_seqlens: Int32[Tensor, " ends"] | None = None,
         max_seqlen: int | None = None,
+        ring: Ring | None = None,
     ) -> Float[Tensor, "*batch tokens vocabulary"]:
         """Return the logits of every token; the arguments are those of `Transformer`.
 
@@ -54,6 +56,7 @@ class LanguageModel(nn.Module):
                 cache=cache,
                 cu_seqlens=cu_seqlens,
                 max_seqlen=max_seqlen,
+                ring=ring,
             )
         )
 

@@ -12,6 +12,8 @@ from tisa.encoder.language_model import LanguageModel
 from tisa.encoder.transformer import Transformer
 
 WEIGHTS, CONFIG, FORMAT = "model.safetensors", "config.json", 1
+# In the config file too, for Hugging Face's Auto classes (`tisa.hf`).
+HF_MODEL_TYPE = "tisa-transformer"
 MODELS: dict[str, type[Transformer] | type[LanguageModel]] = {
     "Transformer": Transformer,
     "LanguageModel": LanguageModel,
@@ -27,10 +29,12 @@ def save(model: Transformer | LanguageModel, folder: str | Path) -> None:
         "format": FORMAT,
         "model": type(model).__name__,
         "config": model.config.to_dict(),
+        "model_type": HF_MODEL_TYPE,
+        "architectures": [_architecture(model)],
     }
     state = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
     for name, content in (
-        (WEIGHTS, safetensors.save(state)),
+        (WEIGHTS, safetensors.save(state, metadata={"format": "pt"})),
         (CONFIG, (json.dumps(written, indent=2) + "\n").encode()),
     ):
         # A crash while writing leaves what was there before.
@@ -77,6 +81,14 @@ def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Transform
             )
     model.load_state_dict(state, assign=True)
     return model.to(device).eval()
+
+
+def _architecture(model: Transformer | LanguageModel) -> str:
+    """Return the name of the class in `tisa.hf` that holds such a model."""
+    if isinstance(model, Transformer):
+        return "TisaTransformerModel"
+    kind = "CausalLM" if model.config.is_causal else "MaskedLM"
+    return f"TisaTransformerFor{kind}"
 
 
 def _safetensors() -> Any:

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tisa.attention.ring import Ring
 from tisa.encoder.block import Block
 from tisa.encoder.cache import Cache
 from tisa.encoder.config import TransformerConfig
@@ -55,6 +56,7 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         cu_seqlens: Int32[Tensor, " ends"] | None = None,
         max_seqlen: int | None = None,
+        ring: Ring | None = None,
     ) -> Float[Tensor, "*batch tokens hidden"]:
         """Return the hidden states of every token.
 
@@ -68,6 +70,8 @@ class Transformer(nn.Module):
             cu_seqlens: a packed batch: the ends of the sequences, after a leading 0; tokens see
                 their own sequence only.
             max_seqlen: length of the longest packed sequence.
+            ring: the tokens are this process's part of longer sequences, which the processes of a
+                `tisa.attention.ring.Ring` hold together.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError(
@@ -83,6 +87,7 @@ class Transformer(nn.Module):
             cache=cache,
             cu_seqlens=cu_seqlens,
             max_seqlen=max_seqlen,
+            ring=ring,
         )
         hidden = self.position.embed(hidden, run.prepared)
         if self.config.norm == "post":

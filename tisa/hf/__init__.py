@@ -21,6 +21,7 @@ report.py        one page about a conversion
 export.py        torch.export and ONNX
 measure.py       what a conversion kept
 card.py          what lies beside a saved model: a card, code for people without this package
+transformer.py   our own pretrained transformers behind the Auto classes
 modeling_tisa.py that code: read by transformers, imported by nothing here
 """
 
@@ -41,8 +42,10 @@ from tisa.hf.distil import distil
 from tisa.hf.folder import load, save
 from tisa.hf.models import register, register_type
 from tisa.hf.parameters import parameter_groups
+from tisa.hf.transformer import register as _register_transformer
 
 register()
+_register_transformer()
 
 __all__ = [
     "convert",

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Experiment (i): all methods in one encoder, same tokens, seed and recipe; two seeds for four of them.
+#   runs/pretrain_encoder.sh     (after the gate, with the same STEPS and BATCH_TOKENS; may be started again)
+. "$(dirname "$0")/pretrain_settings.sh"
+# FLOATER first: it keeps the host busy and the GPU idle, so that the others run beside it.
+"$python" runs/pretrain_grid.py "$work/encoder" --jobs "$jobs" --seconds "$seconds" --collect "$out/encoder.tar.gz" -- $encoder $extra <<'RUNS'
+floater-0 --position floater --position-options '{"stride": 16}' --seed 0
+none-0 --position none --seed 0
+absolute-0 --position absolute --seed 0
+tisa-0 --position tisa --seed 0
+near-far-0 --position near-far --seed 0
+none-1 --position none --seed 1
+absolute-1 --position absolute --seed 1
+tisa-1 --position tisa --seed 1
+near-far-1 --position near-far --seed 1
+rotary-0 --position rotary --seed 0
+t5-0 --position t5 --seed 0
+alibi-0 --position alibi --seed 0
+kerple-log-0 --position kerple-log --seed 0
+tisa-v2-0 --position tisa-v2 --seed 0
+sinusoidal-0 --position sinusoidal --seed 0
+tupe-a-0 --position tupe-a --seed 0
+synthesizer-random-0 --position synthesizer-random --seed 0
+shaw-0 --position shaw --seed 0
+RUNS
+"$python" runs/pretrain_report.py report "$work/encoder" --out "$work/report/encoder" || true

@@ -1,0 +1,352 @@
+"""A run from beginning to end, interrupted and gone on with; what is refused before it begins."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from little_corpus import SMALL, text
+from tisa.encoder import load
+from tisa.experiments.pretrain import checkpoints, training
+from tisa.experiments.pretrain.batches import Phase, steps
+from tisa.experiments.pretrain.config import PretrainConfig
+from tisa.experiments.pretrain.corpus import Streamed
+from tisa.experiments.pretrain.evaluation import validation_batches
+from tisa.experiments.pretrain.launching import Settings, micro_batches
+from tisa.experiments.pretrain.loading import ahead
+from tisa.experiments.pretrain.loop import Loop
+from tisa.experiments.pretrain.model import build, parameter_groups
+from tisa.experiments.pretrain.observing import block_contrast, curves, observed
+from tisa.experiments.pretrain.reading import Source
+from tisa.experiments.pretrain.throughput import step_flops
+from tisa.experiments.pretrain.tokenizers import Bytes
+from tisa.experiments.pretrain.training import run
+
+SIZES = dict(
+    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, embedding_size=8,
+    lengths=((32, 1.0),), batch_tokens=128, learning_rate=1e-2, steps=10,
+)  # fmt: skip
+SETTINGS = Settings(
+    device="cpu", log_every=2, evaluate_every=6, checkpoint_every=4, valid_tokens=600
+)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "corpus.txt").write_text(text())
+    return Streamed(Source((str(tmp_path / "corpus.txt"),)), Bytes(), chunk_tokens=900)
+
+
+def losses_of(out):
+    return np.load(out / "losses.npy")
+
+
+@pytest.mark.parametrize("objective", ["mlm", "causal"])
+def test_a_run_learns_and_goes_on_to_the_bit(corpus, tmp_path, objective):
+    config = PretrainConfig(**SIZES | dict(objective=objective, dropout=0.1, steps=14))
+    record = run(config, corpus, tmp_path / "whole", valid=corpus, settings=SETTINGS)
+    first, last = record["evaluations"][0]["loss"], record["evaluations"][-1]["loss"]
+    assert first == pytest.approx(np.log(260), abs=0.1)
+    assert last < first - 0.2
+    assert record["speed"]["tokens_per_second"] > 0
+    assert record["parameters"]["positional"] == 2 * 2 * 15
+    assert len(record["curves"]["scores"]) == 2
+    # Stopped by a signal, by the clock, and by an error in the middle of an interval.
+    out = tmp_path / "parts"
+    stops = iter([False] * 4 + [True])
+    assert (
+        run(config, corpus, out, valid=corpus, settings=SETTINGS, stop=lambda: next(stops)) is None
+    )
+    assert checkpoints.latest(out).name == "step-00000005"
+    soon = Settings(**vars(SETTINGS) | {"max_seconds": 1e-9})
+    assert run(config, corpus, out, valid=corpus, settings=soon) is None
+    assert checkpoints.latest(out).name == "step-00000006"
+    take = Loop.take
+    with pytest.MonkeyPatch.context() as patched:
+
+        def break_at_10(loop, step, number, length):
+            if number == 10:
+                raise KeyboardInterrupt
+            take(loop, step, number, length)
+
+        patched.setattr(Loop, "take", break_at_10)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, corpus, out, valid=corpus, settings=SETTINGS)
+    again = run(config, corpus, out, valid=corpus, settings=SETTINGS)
+    assert np.array_equal(losses_of(tmp_path / "whole"), losses_of(out))
+    assert again["evaluations"] == record["evaluations"]
+    one, other = load(tmp_path / "whole" / "model"), load(out / "model")
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+    # Finished: nothing is trained again.
+    assert run(config, corpus, out, settings=SETTINGS) == again
+
+
+def test_micro_batches_change_nothing(corpus, tmp_path):
+    config = PretrainConfig(**SIZES)
+    run(config, corpus, tmp_path / "one", settings=SETTINGS)
+    run(
+        config,
+        corpus,
+        tmp_path / "four",
+        settings=Settings(**vars(SETTINGS) | {"micro_tokens": 32}),
+    )
+    np.testing.assert_allclose(
+        losses_of(tmp_path / "one"), losses_of(tmp_path / "four"), atol=1e-5, rtol=0
+    )
+
+
+def test_a_checkpoint_interrupted_while_writing_is_never_loaded(corpus, tmp_path, monkeypatch):
+    config = PretrainConfig(**SIZES)
+    run(config, corpus, tmp_path / "whole", settings=SETTINGS)
+    out = tmp_path / "torn"
+    finish = checkpoints.finish
+
+    def killed(unfinished, place):
+        if place.name == "step-00000008":
+            # All is written but its name; half of the weights are lost.
+            weights = unfinished / "model.safetensors"
+            weights.write_bytes(weights.read_bytes()[:100])
+            raise KeyboardInterrupt
+        finish(unfinished, place)
+
+    monkeypatch.setattr(checkpoints, "finish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, corpus, out, settings=SETTINGS)
+    assert (out / "checkpoints" / ".step-00000008.unfinished" / "model.safetensors").exists()
+    assert checkpoints.latest(out).name == "step-00000004"
+    monkeypatch.undo()
+    run(config, corpus, out, settings=SETTINGS)
+    assert np.array_equal(losses_of(tmp_path / "whole"), losses_of(out))
+    left = sorted(p.name for p in (out / "checkpoints").iterdir())
+    assert left == ["step-00000004", "step-00000008"]
+
+
+def test_bert_schedule_and_the_table_of_positions(tmp_path):
+    (tmp_path / "corpus.txt").write_text(text(longest=400))
+    corpus = Streamed(Source((str(tmp_path / "corpus.txt"),)), Bytes())
+    config = PretrainConfig(
+        **SIZES
+        | dict(position="absolute", lengths=((64, 0.75), (256, 0.25)), steps=8, batch_tokens=512)
+    )
+    assert [(p.first, p.end, p.length) for p in config.phases()] == [(0, 6, 64), (6, 8, 256)]
+    settings = Settings(**vars(SETTINGS) | {"evaluate_every": 4})
+    record = run(config, corpus, tmp_path / "run", settings=settings)
+    table = np.load(tmp_path / "run" / "table.npy")
+    assert table.shape == (256, 8)
+    seen = [e["position"] for e in record["evaluations"]]
+    assert seen[0]["r2"] == pytest.approx(seen[0]["chance"], abs=0.1)
+    assert all(0 <= s["r2_off_diagonal"] <= 1 and 0 <= s["block"] <= 1 for s in seen)
+    # At step 6 no row beyond 64 has been trained: those have only decayed.
+    model = build(config, 260)
+    assert "r2" in observed(model)
+
+
+def test_blocks_are_seen():
+    torch.manual_seed(0)
+    smooth = torch.stack([torch.cos(torch.arange(512) / 20), torch.sin(torch.arange(512) / 20)], 1)
+    assert block_contrast(smooth)["block"] < 0.05
+    blocky = torch.zeros(512, 2)
+    blocky[:128, 0], blocky[128:, 1] = 1.0, 0.3
+    found = block_contrast(blocky)
+    assert found["block"] == pytest.approx(1.0)
+    assert (found["mean_first"], found["mean_between"]) == (1.0, 0.0)
+    assert found["mean_others"] == pytest.approx(0.09)
+
+
+def test_every_method_starts_from_the_same_weights():
+    states = {}
+    for name in ("none", "absolute", "tisa", "tupe-a"):
+        model = build(PretrainConfig(**SIZES | dict(position=name, seed=5)), 260)
+        states[name] = {n: p for n, p in model.named_parameters() if "position" not in n}
+    for name in ("absolute", "tisa", "tupe-a"):
+        assert states[name].keys() == states["none"].keys()
+        assert all(torch.equal(states[name][n], states["none"][n]) for n in states["none"])
+    other = build(PretrainConfig(**SIZES | dict(seed=6)), 260)
+    assert not torch.equal(
+        other.transformer.embeddings.weight, states["none"]["transformer.embeddings.weight"]
+    )
+
+
+def test_scores_learn_faster_and_do_not_decay():
+    config = PretrainConfig(**SIZES)
+    groups = parameter_groups(build(config, 260), config)
+    assert [g["lr"] for g in groups] == [0.01, 0.01, 0.1]
+    assert [g["weight_decay"] for g in groups] == [0.01, 0.0, 0.0]
+    assert sum(p.numel() for p in groups[2]["params"]) == 60
+    assert config.rate(0) == 1.0
+    assert PretrainConfig(**SIZES | dict(steps=100)).rate(99) == pytest.approx(1 / 95)
+
+
+def test_curves_are_the_scores():
+    model = build(PretrainConfig(**SIZES), 260)
+    found = curves(model, 32)
+    scoring = model.transformer.position.scoring[1]
+    expected = scoring.scores(torch.tensor(found["offsets"]))
+    torch.testing.assert_close(torch.tensor(found["scores"][1]), expected, atol=1e-5, rtol=0)
+    assert found["offsets"] == [-k for k in reversed(found["offsets"])]
+
+
+def test_flops_by_hand():
+    config = PretrainConfig(**SIZES).transformer(260)
+    # Two rows of 32 tokens, ten labels.
+    layer = 64 * (4 * 16 * 16 + 2 * 16 * 64) + 2 * 2 * 32 * 32 * 16
+    head = 10 * (16 * 8 + 8 * 260) + 64 * 8 * 16
+    assert step_flops(config, 64, 10, 2 * 32 * 32) == 3 * 2 * (2 * layer + head)
+
+
+def test_validation_is_the_same_for_any_number_of_processes(corpus):
+    config = PretrainConfig(**SIZES)
+
+    def labels(processes):
+        made = [
+            validation_batches(corpus, config, 600, rows=3, rank=rank, processes=processes)
+            for rank in range(processes)
+        ]
+        assert len({len(batches) for batches in made}) == 1
+        found = torch.cat([b.labels for batches in made for b in batches])
+        return sorted(found[found >= 0].tolist())
+
+    assert labels(1) == labels(2) == labels(3) != []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(position="rotary"), "position: 'tisa' there, 'rotary' asked for"),
+        (dict(seed=1), "seed: 0 there, 1 asked for"),
+    ],
+)
+def test_the_folder_of_another_run_is_refused(corpus, tmp_path, change, message):
+    training.write_identity(
+        tmp_path,
+        {"config": PretrainConfig(**SIZES).to_dict(), "corpus": corpus.fingerprint,
+         "tokenizer": "bytes"},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        run(PretrainConfig(**SIZES | change), corpus, tmp_path, settings=SETTINGS)
+    (tmp_path / "other.txt").write_text(text(seed=2))
+    other = Streamed(Source((str(tmp_path / "other.txt"),)), Bytes())
+    with pytest.raises(ValueError, match="another corpus"):
+        run(PretrainConfig(**SIZES), other, tmp_path, settings=SETTINGS)
+
+
+def test_steps_are_the_same_from_a_process_of_their_own(corpus):
+    def make():
+        return steps(corpus, [Phase(0, 3, 32)], batch_tokens=128, objective="mlm", mask_share=0.15,
+                     seed=0)  # fmt: skip
+
+    here, there = list(ahead(make, in_a_process=False)), list(ahead(make, in_a_process=True))
+    assert [step.after for step in here] == [step.after for step in there]
+    for one, other in zip(here, there, strict=True):
+        assert torch.equal(one.batches[0].input_ids, other.batches[0].input_ids)
+        assert torch.equal(one.batches[0].labels, other.batches[0].labels)
+
+
+@pytest.mark.full
+@pytest.mark.unchecked
+def test_a_compiled_run_goes_on(corpus, tmp_path):
+    config = PretrainConfig(**SIZES)
+    settings = Settings(**vars(SETTINGS) | {"compile": True})
+    run(config, corpus, tmp_path / "plain", settings=SETTINGS)
+    stops = iter([False] * 4 + [True])
+    out = tmp_path / "compiled"
+    assert run(config, corpus, out, settings=settings, stop=lambda: next(stops)) is None
+    assert run(config, corpus, out, valid=corpus, settings=settings) is not None
+    np.testing.assert_allclose(losses_of(tmp_path / "plain"), losses_of(out), atol=1e-4, rtol=0)
+    assert load(out / "model").config.position == "tisa"
+
+
+def test_fewer_documents_than_processes(tmp_path):
+    (tmp_path / "corpus.txt").write_text("one document alone " * 40)
+    corpus = Streamed(Source((str(tmp_path / "corpus.txt"),)), Bytes())
+    config = PretrainConfig(**SIZES)
+    assert micro_batches(config, corpus, SETTINGS, 1) == 1
+    with pytest.raises(ValueError, match=r"as many documents as processes \(2\), got 1"):
+        micro_batches(config, corpus, SETTINGS, 2)
+    (tmp_path / "more.txt").write_text(text())
+    more = Streamed(Source((str(tmp_path / "more.txt"),)), Bytes())
+    with pytest.raises(ValueError, match="for 3 processes alike, got 4 rows"):
+        micro_batches(config, more, SETTINGS, 3)
+
+
+def command(*arguments):
+    from typer.testing import CliRunner
+
+    from tisa import cli
+
+    shown = CliRunner().invoke(cli.app(), ["pretrain", *map(str, arguments)])
+    return shown, "" if shown.exception is None else str(shown.exception)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "none.txt"], "none.txt: expected a .txt"),
+        (["--data", "CORPUS", "--position", "tusa"], "did you mean"),
+        (["--data", "CORPUS", "--position-options", "5"], "expected an object in JSON"),
+        (["--data", "CORPUS", "--position-options", '{"kernels": 2}'], "must be among"),
+        (["--data", "CORPUS", "--batch-tokens", "250"], "multiple of every length"),
+        (["--data", "CORPUS", "--micro-tokens", "48"], "expected a multiple of 32"),
+        (["--data", "CORPUS", "--lengths", "a:b"], "--lengths"),
+        (["--data", "CORPUS", "--lengths", "32:0.5,64:0.4"], "add up to 1"),
+        (["--data", "CORPUS", "--batch-tokens", "3200000"], "rows of 32 tokens of one step"),
+        (["--data", "CORPUS", "--objective", "both"], "objective must be"),
+        (["--data", "CORPUS", "--dataset", "x"], "and not both"),
+        (["--data", "CORPUS", "--valid", "none.txt"], "none.txt: expected"),
+        (["--data", "CORPUS", "--device", "cuda"], "expected a GPU"),
+        (["--data", "CORPUS", "--report-to", "nothing"], "nothing"),
+        (["--data", "CORPUS", "--hidden", "15"], "multiple of num_attention_heads"),
+        ([], "expected files, a prepared folder or --dataset"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_trained(tmp_path, arguments, message):
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    (tmp_path / "corpus.txt").write_text(text())
+    given = [str(tmp_path / "corpus.txt") if a == "CORPUS" else a for a in arguments]
+    shown, said = command(*SMALL, "--out", tmp_path / "run", *given)
+    assert shown.exit_code != 0
+    assert message in said
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+    with pytest.raises(ValueError, match="--out"):
+        raise command(*SMALL, "--data", tmp_path / "corpus.txt")[0].exception
+
+
+@pytest.mark.unchecked
+def test_prepared_corpora_know_their_tokenizer(tmp_path):
+    from tiny_tokenizer import saved_tokenizer
+
+    (tmp_path / "corpus.txt").write_text(text())
+    hf, blind = saved_tokenizer(tmp_path / "hf"), saved_tokenizer(tmp_path / "blind", mask=None)
+    for name in ("hf", "blind"):
+        shown, said = command(
+            "--data", tmp_path / "corpus.txt", "--tokenizer", tmp_path / name,
+            "--prepare", tmp_path / f"{name}-tokens",
+        )  # fmt: skip
+        assert shown.exit_code == 0, said
+    small = SMALL[2:]
+    for arguments, message in (
+        (["--tokenizer", "bytes", "--data", tmp_path / "hf-tokens"], "was prepared with"),
+        (["--data", tmp_path / "hf-tokens", "--valid", tmp_path / "blind-tokens"], "validation"),
+        (["--data", tmp_path / "blind-tokens"], "needs a mask token"),
+        (["--data", tmp_path], "expected a file, or a folder"),
+        (["--tokenizer", hf, "--data", tmp_path / "hf-tokens", "--prepare", hf], "new folder"),
+    ):
+        shown, said = command(*small, *arguments, "--out", tmp_path / "run")
+        assert message in said
+    shown, said = command(
+        *small, "--data", tmp_path / "hf-tokens", "--steps", 2, "--out", tmp_path / "run", "--json"
+    )
+    assert shown.exit_code == 0, said
+    assert json.loads(shown.stdout.splitlines()[-1])["tokens"] == 512
+    # The tokenizer lies beside the model.
+    from transformers import AutoTokenizer
+
+    assert AutoTokenizer.from_pretrained(tmp_path / "run" / "model").mask_token == "[MASK]"
+    shown, said = command(*small, "--data", blind.with_name("hf-tokens"), "--dry-run", "--out", "x")
+    assert "parameters and 60 of the position method" in shown.stdout
+    shutil.rmtree(tmp_path / "hf-tokens")

@@ -1,0 +1,116 @@
+"""`tisa extrapolate`: trained models read past their training length."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def command(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished `tisa pretrain` runs.")],
+    data: Annotated[str, typer.Option(help="Documents: a text file, or a prepared folder.")],
+    lengths: Annotated[str, typer.Option(help="Tokens in a window, with commas.")] = (
+        "512,1024,2048,4096,8192"
+    ),
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for extrapolation.json, .md and .png.")
+    ] = None,
+    stride: Annotated[int, typer.Option(help="Of the sliding windows.")] = 256,
+    modes: Annotated[str, typer.Option(help="whole (no overlap), sliding.")] = "whole,sliding",
+    max_tokens: Annotated[int | None, typer.Option(help="Enough tokens to measure on.")] = None,
+    batch_tokens: Annotated[int, typer.Option(help="Read at once.")] = 32768,
+    split: Annotated[str, typer.Option(help="As in `tisa pretrain`.")] = "blank",
+    text_column: Annotated[str, typer.Option(help="As in `tisa pretrain`.")] = "text",
+    bf16: Annotated[bool, typer.Option("--bf16", help="bfloat16 products.")] = False,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record.")] = False,
+) -> None:
+    """Measure the loss by length and by position, past the training length too.
+
+    On whole documents that fill the longest window; every token counts once at every length.
+
+    Example: `tisa extrapolate runs/tisa runs/alibi --data valid.txt --lengths 512,1024 --out far`
+    """
+    import torch
+
+    from tisa.experiments.extrapolation.figure import figure
+    from tisa.experiments.extrapolation.measuring import (
+        check_vocabulary,
+        measured,
+        own_tokenizer,
+        run_folder,
+    )
+    from tisa.experiments.extrapolation.tables import markdown
+    from tisa.experiments.extrapolation.windows import long_documents
+    from tisa.experiments.pretrain.corpus import head
+    from tisa.experiments.pretrain.opening import opened
+    from tisa.experiments.record import surroundings
+
+    wanted = _numbers(lengths)
+    chosen: Any = tuple(part.strip() for part in modes.split(",") if part.strip())
+    if not chosen or not set(chosen) <= {"whole", "sliding"}:
+        raise ValueError(f"--modes: expected whole and sliding with commas, got {modes!r}")
+    if stride < 1:
+        raise ValueError(f"--stride: expected at least 1, got {stride}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device: expected a GPU for cuda, got none on this machine")
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    # What is wrong with any of them is said before the first is measured.
+    loaded = [run_folder(folder) for folder in runs]
+    named = None if Path(data).is_dir() else own_tokenizer(runs[0])
+    corpus, _ = opened([data], None, named, split, text_column)
+    for folder, (_, _, fingerprint) in zip(runs, loaded, strict=True):
+        check_vocabulary(folder, fingerprint, corpus)
+    objectives = {config["objective"] for _, config, _ in loaded}
+    if len(objectives) > 1:
+        raise ValueError("runs: expected masked or causal language models, got both")
+    documents = long_documents(
+        head(corpus, 10**12), max(wanted), max_tokens, is_causal=objectives == {"causal"}
+    )
+    record: dict[str, Any] = {
+        "kind": "extrapolation",
+        "trained_at": max(length for length, _ in loaded[0][1]["lengths"]),
+        "objective": loaded[0][1]["objective"],
+        "stride": stride,
+        "documents": len(documents),
+        "tokens": sum(len(document) for document in documents),
+        "runs": [],
+        "surroundings": surroundings(" ".join(["tisa", *sys.argv[1:]]), place),
+    }
+    for folder, (model, config, _) in zip(runs, loaded, strict=True):
+        options = "".join(f" {k}={v}" for k, v in config["position_options"].items())
+        label = f"{config['position']}{options}"
+        rows = measured(
+            model.to(place), documents, corpus.vocabulary, wanted, stride=stride, modes=chosen,
+            batch_tokens=batch_tokens, bf16=bf16,
+            progress=partial(_tell, label),
+        )  # fmt: skip
+        model.cpu()
+        record["runs"].append(
+            {"label": label, "folder": folder.name, "seed": config["seed"], "rows": rows}
+        )
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "extrapolation.json").write_text(json.dumps(record, ensure_ascii=False) + "\n")
+        (out / "extrapolation.md").write_text(markdown(record))
+        figure(record).savefig(out / "extrapolation.png", dpi=130)
+    print(json.dumps(record, ensure_ascii=False) if as_json else markdown(record))
+
+
+def _tell(name: str, line: str) -> None:
+    print(f"{name}: {line}", file=sys.stderr, flush=True)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] < 3:
+        raise ValueError(f"--lengths: expected numbers from 3 on with commas, got {text!r}")
+    return found

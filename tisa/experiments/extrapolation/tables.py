@@ -1,0 +1,59 @@
+"""The loss past the training length as Markdown: a line for each method, columns for lengths."""
+
+import math
+import statistics
+from typing import Any
+
+
+def by_method(record: dict[str, Any], mode: str) -> dict[str, dict[int, list[dict[str, Any]]]]:
+    """Return method → length → the rows of its seeds."""
+    found: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for run in record["runs"]:
+        lengths = found.setdefault(run["label"], {})
+        for row in run["rows"]:
+            if row["mode"] == mode:
+                lengths.setdefault(row["length"], []).append(row)
+    return found
+
+
+def mean_loss(rows: list[dict[str, Any]]) -> float | None:
+    """Return the mean loss over seeds, None where a run was refused."""
+    losses = [row["loss"] for row in rows if "loss" in row]
+    return statistics.fmean(losses) if len(losses) == len(rows) and losses else None
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """Return both modes as tables, perplexities with their ratio to the training length."""
+    lines = []
+    for mode, title in (("whole", "Without overlap"), ("sliding", "Sliding windows")):
+        rows = by_method(record, mode)
+        lengths = sorted({length for method in rows.values() for length in method})
+        if not lengths:
+            continue
+        trained = record["trained_at"]
+        lines += [f"## {title}: perplexity", ""]
+        heads = [f"{length:,}" + (" (trained)" if length == trained else "") for length in lengths]
+        lines += ["| method | " + " | ".join(heads) + " | longest ÷ trained |"]
+        lines += ["|---" * (len(lengths) + 2) + "|"]
+        for name, method in rows.items():
+            losses = [mean_loss(method.get(length, [])) for length in lengths]
+            cells = ["–" if loss is None else shown(math.exp(min(loss, 700))) for loss in losses]
+            first = mean_loss(method.get(trained, []))
+            last = losses[-1]
+            ratio = "–" if first is None or last is None else shown(math.exp(last - first))
+            lines.append(f"| {name} | " + " | ".join(cells) + f" | {ratio} |")
+        lines.append("")
+    refused = {
+        f"- {run['label']} at {row['length']:,}: {row['refused']}"
+        for run in record["runs"]
+        for row in run["rows"]
+        if "refused" in row
+    }
+    return "\n".join([*lines, *sorted(refused)]) + "\n"
+
+
+def shown(value: float) -> str:
+    """Return a perplexity or a ratio with three or four digits."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 100 else f"{value:.2f}"

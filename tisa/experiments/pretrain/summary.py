@@ -1,0 +1,131 @@
+"""Records of finished runs in, the numbers of the tables out."""
+
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone."""
+
+    label: str
+    records: list[dict[str, Any]]
+
+    @property
+    def losses(self) -> list[float]:
+        """The last validation loss of each seed."""
+        return [record["evaluations"][-1]["loss"] for record in self.records]
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return statistics.fmean(self.losses)
+
+    @property
+    def spread(self) -> float | None:
+        """The difference between the worst and the best seed, None for one seed."""
+        return max(self.losses) - min(self.losses) if len(self.losses) > 1 else None
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of all finished runs in the folders of a folder."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*/record.json"))]
+    if not found:
+        raise ValueError(f"{folder}: expected folders of finished runs, got none")
+    return found
+
+
+def label_of(config: dict[str, Any]) -> str:
+    """Return the method with its options, and the schedule where it is not one length."""
+    options = [f"{name}={value}" for name, value in config["position_options"].items()]
+    lengths = [str(length) for length, _ in config["lengths"]]
+    if len(lengths) > 1:
+        options.append("→".join(lengths))
+    return " ".join([config["position"], *options])
+
+
+def groups_of(records: list[dict[str, Any]]) -> list[Group]:
+    """Return the runs by method, the best first; refuse runs of different recipes."""
+    recipes = {json.dumps(_recipe(record["config"]), sort_keys=True) for record in records}
+    if len(recipes) > 1:
+        raise ValueError(
+            f"records: expected runs of one recipe, got {len(recipes)}: {sorted(recipes)}"
+        )
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        found.setdefault(label_of(record["config"]), []).append(record)
+    return sorted((Group(label, some) for label, some in found.items()), key=lambda g: g.mean)
+
+
+def _recipe(config: dict[str, Any]) -> dict[str, Any]:
+    own = ("position", "position_options", "seed", "lengths")
+    return {name: value for name, value in config.items() if name not in own}
+
+
+def gate(groups: list[Group], *, times: float = 5.0) -> dict[str, Any]:
+    """Return whether none and absolute differ by more than 5 × the larger of their spreads."""
+    by_label = {group.label: group for group in groups}
+    if not {"none", "absolute"} <= set(by_label):
+        raise ValueError("gate: expected runs of none and of absolute, got not both")
+    none, absolute = by_label["none"], by_label["absolute"]
+    spreads = [group.spread for group in (none, absolute)]
+    if None in spreads:
+        raise ValueError("gate: expected at least two seeds of none and of absolute")
+    spread = max(s for s in spreads if s is not None)
+    difference = none.mean - absolute.mean
+    return {
+        "none": none.losses,
+        "absolute": absolute.losses,
+        "difference": difference,
+        "spread": spread,
+        "ratio": abs(difference) / spread if spread else float("inf"),
+        "passed": abs(difference) > times * spread,
+    }
+
+
+def markdown(groups: list[Group]) -> str:
+    """Return a line for each method: loss, spread, seeds, positional parameters, time of a step."""
+    none = next((group.mean for group in groups if group.label == "none"), None)
+    lines = [
+        "| method | validation loss | seeds (max − min) | better than none by "
+        "| positional parameters | step |",
+        "|---" * 6 + "|",
+    ]
+    for group in groups:
+        spread = "1" if group.spread is None else f"{len(group.records)} ({group.spread:.4f})"
+        gain = "–" if none is None else f"{none - group.mean:+.4f}"
+        speeds = [r["speed"].get("step_seconds") for r in group.records]
+        known = [s for s in speeds if s is not None]
+        step = f"{1000 * min(known):.1f} ms" if known else "–"
+        parameters = group.records[0]["parameters"]["positional"]
+        lines.append(
+            f"| {group.label} | {group.mean:.4f} | {spread} | {gain} | {parameters:,} | {step} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def tables_over_time(groups: list[Group]) -> str:
+    """Return the Toeplitz R² of P as training goes on, beside chance, for methods with a table."""
+    lines = []
+    for group in groups:
+        seen = group.records[0]["evaluations"]
+        if not seen[-1].get("position"):
+            continue
+        lines += [
+            f"### {group.label}",
+            "",
+            "| step | R² of P (chance) | off the diagonal (chance) | block of 128 |",
+            "|---|---|---|---|",
+        ]
+        for evaluation in seen:
+            p = evaluation["position"]
+            block = f"{p['block']:.3f}" if "block" in p else "–"
+            lines.append(
+                f"| {evaluation['step']:,} | {p['r2']:.3f} ({p['chance']:.3f}) | "
+                f"{p['r2_off_diagonal']:.3f} ({p['chance_off_diagonal']:.3f}) | {block} |"
+            )
+        lines.append("")
+    return "\n".join(lines)

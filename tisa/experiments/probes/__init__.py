@@ -1,0 +1,9 @@
+"""Tasks without a corpus that only positions solve, at the training length and past it.
+
+tasks.py   five tasks: inputs and answers of any length
+race.py    a small encoder for each method and task, trained and asked
+tables.py  the answers as Markdown
+figure.py  the answers as a figure
+
+docs/pretraining.md tells how it is used.
+"""
