@@ -122,6 +122,15 @@ def test_two_at_once_fit_once(data_dir, model, tmp_path, monkeypatch):
         calls.append(threading.get_ident())
         return fit(*arguments)
 
+    # One after another: transformers replaces methods of its own while it loads a model, and two
+    # threads (not two processes, as a sweep has) would leave the replacement in place.
+    load, alone = training.stock_model, threading.Lock()
+
+    def loaded(*arguments):
+        with alone:
+            return load(*arguments)
+
+    monkeypatch.setattr(training, "stock_model", loaded)
     monkeypatch.setattr(starts, "fit_scores", counted)
     cell = Cell(model, "cola", **FITTED, **SMALL)
     found = []
@@ -136,6 +145,7 @@ def test_two_at_once_fit_once(data_dir, model, tmp_path, monkeypatch):
         one.join()
     assert len(calls) == 1
     assert found[0] == found[1]
+    assert transformers.PreTrainedModel.tie_weights.__name__ == "tie_weights"
 
 
 def test_a_full_disk_leaves_no_half_of_a_file(data_dir, model, tmp_path, monkeypatch):
