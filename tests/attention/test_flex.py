@@ -31,6 +31,7 @@ def check(case):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_several_lengths_one_after_the_other():
     # Without a reset in between: dynamo would go over to dynamic shapes, which do not compile.
     for queries, keys in ((37, 50), (20, 64), (64, 64)):

@@ -245,7 +245,9 @@ def test_an_exported_decoder_takes_a_prompt_too():
     reason="Inductor needs a C++ compiler on the CPU",
 )
 class TestInductor:
-    @pytest.mark.parametrize("backend", ["chunked", "reference"])
+    @pytest.mark.parametrize(
+        "backend", ["chunked", pytest.param("reference", marks=pytest.mark.full)]
+    )
     def test_one_graph_for_any_length(self, backend):
         layer = Layer(tisa.TISA(4), backend, is_causal=True)
         compiled = torch.compile(layer, fullgraph=True, dynamic=True)
