@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: test test-full lint demo benchmark format clean
+.PHONY: test test-full lint demo docs benchmark format clean
 
 # A worker for each core.
 test: lint
@@ -23,6 +23,10 @@ lint: $(READY)
 demo: $(READY)
 	$(BIN)/python examples/find_the_offset.py --out demo
 
+# The pages of docs/ as a site in site/; a broken link is an error.
+docs: $(READY)
+	$(BIN)/python -m mkdocs build --strict
+
 benchmark: $(READY)
 	$(BIN)/python benchmarks/attention.py
 
@@ -38,4 +42,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo site

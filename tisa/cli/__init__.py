@@ -34,6 +34,9 @@ COMMANDS: tuple[str, ...] = (
 # A user's mistake, or something missing on the machine: one sentence and exit code 2.
 MISTAKES = (ValueError, TypeError, OSError, ImportError)
 
+# What to install for a command whose packages are missing; for all others "experiments".
+EXTRAS = {"analyze": "analysis", "convert": "hf"}
+
 
 def app() -> typer.Typer:
     """Return the command line with all commands."""
@@ -65,5 +68,19 @@ def main() -> None:
     except MISTAKES as mistake:
         if "--debug" in sys.argv:
             raise
-        print(f"tisa: {mistake}", file=sys.stderr)
+        print(f"tisa: {_said(mistake, sys.argv[1:])}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _said(mistake: Exception, arguments: list[str]) -> str:
+    """Return what the user reads; a missing package comes with the extra that has it."""
+    command = next((a for a in arguments if a in COMMANDS), None)
+    if not isinstance(mistake, ImportError) or command is None:
+        return str(mistake)
+    extra = EXTRAS.get(command, "experiments")
+    if "pip install" not in str(mistake):
+        return f"{mistake}; pip install 'tisa[{extra}]'"
+    # Those bring what `tisa.hf` needs along: one installation, not two.
+    return str(mistake).replace(
+        "tisa[hf]", "tisa[experiments]" if extra == "experiments" else "tisa[hf]"
+    )

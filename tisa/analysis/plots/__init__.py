@@ -8,6 +8,12 @@ drawn in viridis (Figs 1, 4, 5), positional attention of heads in a second schem
     lines.py   R² beside chance, scatter, curves and kernels, spectrum
 """
 
+# Before the files here, which import it.
+try:
+    import matplotlib  # noqa: F401
+except ImportError:
+    raise ImportError("figures need the package matplotlib; pip install 'tisa[analysis]'") from None
+
 from tisa.analysis.plots.lines import (
     kernel_curves,
     kernel_errors,

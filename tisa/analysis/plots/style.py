@@ -3,15 +3,11 @@
 from typing import Any
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from tisa.analysis.colours import INK, PALE, PAPER
 from tisa.shapes import Tensor
-
-try:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-except ImportError:
-    raise ImportError("figures need the package matplotlib; pip install 'tisa[analysis]'") from None
 
 STYLE: Any = {
     "font.family": "DejaVu Sans",

@@ -1,0 +1,182 @@
+"""What is installed: the wheel has all of the package, runs with torch and typer alone, and says
+which extra brings what is missing."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from email.parser import Parser
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = ("hf", "analysis", "experiments", "cluster", "dev")
+JUNK = ("__pycache__", ".pyc", ".venv", ".mypy_cache", ".ruff_cache")
+
+
+def build(kind, folder):
+    program = f"from hatchling import build; print(build.build_{kind}({str(folder)!r}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def files_of(folder):
+    found = (p for p in (ROOT / folder).rglob("*") if p.is_file())
+    return {str(p.relative_to(ROOT)) for p in found if not any(j in str(p) for j in JUNK)}
+
+
+def test_the_wheel_has_the_package_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = {n for n in archive.namelist() if ".dist-info/" not in n}
+        about = {
+            Path(n).name: archive.read(n).decode() for n in archive.namelist() if n not in names
+        }
+    assert names == files_of("tisa")
+    assert about["entry_points.txt"].strip() == "[console_scripts]\ntisa = tisa.cli:main"
+    assert "LICENSE" in about
+    metadata = Parser().parsestr(about["METADATA"])
+    import tisa
+
+    assert metadata["Version"] == tisa.__version__
+    assert set(EXTRAS) <= set(metadata.get_all("Provides-Extra"))
+    assert [r for r in metadata.get_all("Requires-Dist") if "extra ==" not in r] == [
+        "torch>=2.9",
+        "typer>=0.12",
+    ]
+
+
+def test_the_sdist_has_what_make_needs(tmp_path):
+    with tarfile.open(build("sdist", tmp_path)) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames()}
+    for folder in ("tisa", "tests", "examples", "docs", "benchmarks", "runs"):
+        assert files_of(folder) <= names
+    assert {"Makefile", "constraints.txt", "pyproject.toml", "README.md", "LICENSE"} <= names
+    assert not [n for n in names if any(j in n for j in JUNK)]
+
+
+def test_dev_brings_every_other_extra():
+    extras = PROJECT["optional-dependencies"]
+    for name in extras:
+        assert name == "dev" or f"tisa[{name}]" in extras["dev"]
+
+
+# A package that is not there, what a user runs, and the extra that brings it.
+MISSING = [
+    ("transformers", "import tisa.hf", "hf"),
+    ("transformers", "tisa convert model --out new", "hf"),
+    ("matplotlib", "import tisa.analysis.plots", "analysis"),
+    ("rich.console", "tisa analyze model", "analysis"),
+    ("huggingface_hub", "tisa analyze somebody/model", "analysis"),
+    ("matplotlib", "tisa criteria --out new", "experiments"),
+    ("transformers", "tisa glue model --out new", "experiments"),
+    ("transformers", "tisa report folder", "experiments"),
+    ("torchdiffeq", "tisa.SelfAttention(4, 2, position='floater')(torch.ones(1, 3, 4))",
+     "experiments"),
+]  # fmt: skip
+# These import transformers whole.
+HEAVY = [
+    ("accelerate", "tisa glue model --out new", "experiments"),
+    ("ray", "import tisa.experiments.glue.on_ray as r; r.OnRay(None, None, 1)", "cluster"),
+]
+# Torch is imported once; each case is a process of its own from there on.
+DRIVER = """
+import json, os, sys, tempfile, traceback
+import torch, tisa
+from tisa.cli import main
+for package, what in json.loads(sys.argv[1]):
+    said = tempfile.TemporaryFile("w+")
+    child = os.fork()
+    if not child:
+        os.dup2(said.fileno(), 2)
+        sys.modules[package] = None
+        try:
+            if what.startswith("tisa "):
+                sys.argv = what.split()
+                main()
+            exec(what)
+        except SystemExit as left:
+            sys.stderr.flush(); os._exit(left.code)
+        except BaseException:
+            traceback.print_exc(); sys.stderr.flush(); os._exit(1)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    said.seek(0)
+    print(json.dumps([code, said.read()]))
+"""
+
+
+@pytest.mark.parametrize("cases", [MISSING, pytest.param(HEAVY, marks=pytest.mark.full)])
+def test_what_is_missing_is_named_with_its_extra(tmp_path, cases):
+    asked = json.dumps([case[:2] for case in cases])
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, asked], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    for (package, what, extra), (code, said) in zip(cases, answers, strict=True):
+        command = what.startswith("tisa ")
+        assert code == (2 if command else 1), (package, what, said)
+        assert re.search(rf"pip install ['\"]tisa\[{extra}\]['\"]", said), (package, what, said)
+        assert not command or "Traceback" not in said
+    assert not list(tmp_path.iterdir())
+
+
+def required(names):
+    """Return the distributions that these need, themselves included."""
+    found, left = {}, list(names)
+    while left:
+        name = re.split(r"[^A-Za-z0-9._-]", left.pop())[0].lower().replace("_", "-")
+        if name in found:
+            continue
+        try:
+            found[name] = distribution(name)
+        except PackageNotFoundError:
+            continue
+        left += [r for r in found[name].requires or () if "extra ==" not in r]
+    return found
+
+
+@pytest.mark.full
+def test_the_wheel_in_an_empty_environment(wheel, tmp_path):
+    """Nothing but the wheel, and what torch and typer need, linked from this environment."""
+    place = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", place], check=True)
+    python = place / "bin" / "python"
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True
+    )
+    (site,) = place.glob("lib/python*/site-packages")
+    for made in required(["torch", "typer"]).values():
+        for top in {f.parts[0] for f in made.files or () if ".." not in f.parts}:
+            if not (site / top).exists() and top != "__pycache__":
+                (site / top).symlink_to(made.locate_file(top))
+    assert not (site / "transformers").exists()
+
+    def run(*arguments):
+        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        return subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, env=clean)
+
+    said = run(python, "-c", "import tisa; print(tisa.__file__, tisa.TISA(2)(3).shape)")
+    assert str(site) in said.stdout, said.stderr
+    shown = run(place / "bin" / "tisa", "--help")
+    assert shown.returncode == 0, shown.stderr
+    assert "doctor" in shown.stdout
+    checked = run(place / "bin" / "tisa", "doctor")
+    assert checked.returncode == 0, checked.stderr
+    assert "pip install 'tisa[hf]'" in checked.stdout
+    refused = run(place / "bin" / "tisa", "convert", "model", "--out", "new")
+    assert refused.returncode == 2
+    assert "pip install 'tisa[hf]'" in refused.stderr
