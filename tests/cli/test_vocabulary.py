@@ -29,7 +29,8 @@ SYNONYMS = {
     "--batch-size": ["--batch", "--bs"],
     "--text": ["--text-file", "--texts", "--corpus"],
     "--workers": ["--jobs", "--processes", "--num-workers", "--n-jobs"],
-    "--max-length": ["--max-len", "--max-seq-length", "--length"],
+    # Not --length, at which `tisa probes` trains.
+    "--max-length": ["--max-len", "--max-seq-length"],
 }  # fmt: skip
 FLAGS = ("--json", "--dry-run")
 
