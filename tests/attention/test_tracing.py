@@ -50,7 +50,15 @@ def outputs_and_gradients(function, layer, x):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"window": 4}, {"dropout_p": 0.3}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        pytest.param({"window": 4}, marks=pytest.mark.full),
+        {"dropout_p": 0.3},
+    ],
+)
 def test_one_graph_for_any_length(backend, options):
     layer = Layer(tisa.TISA(4), backend, **options)
     counter = CompileCounterWithBackend("aot_eager")
