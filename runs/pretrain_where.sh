@@ -7,7 +7,6 @@
 absolute-schedule-0 --position absolute --lengths 128:0.9,512:0.1 --seed 0
 tisa-first-0 --position tisa --position-options '{"layers": "first"}' --seed 0
 tisa-shared-0 --position tisa --position-options '{"layers": "shared"}' --seed 0
-tisa-each-0 --position tisa --position-options '{"layers": "each"}' --seed 0
 near-far-first-0 --position near-far --position-options '{"layers": "first"}' --seed 0
 near-far-shared-0 --position near-far --position-options '{"layers": "shared"}' --seed 0
 tisa-schedule-0 --position tisa --lengths 128:0.9,512:0.1 --seed 0
