@@ -4,7 +4,7 @@
 
 MODEL is all-MiniLM-L6-v2 (any BERT with its tokenizer), GLUE a folder of official files with SST-2
 and MNLI/train_10k.tsv. Two sizes: MODEL with 32 rows a step, where the host has to launch kernels
-in time, and a BERT of base size with random weights and 256 rows, where the GPU has something to
+in time, and a BERT of base size with random weights and many rows, where the GPU has something to
 do. Stock is `transformers.Trainer` with `DataCollatorWithPadding` and its defaults; all have the
 same rows a step, bfloat16 autocast on a GPU, AdamW, and nothing compiled. The variants take turns,
 several rounds of the same batches; a first round, in which every shape is met for the first time
@@ -158,9 +158,11 @@ class Bench:
 def throughput(arguments: argparse.Namespace, write: Any) -> dict[str, Any]:
     """Return, for each size and task, what every variant does and the ratios that count."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.model)
-    sizes: list[tuple[str, int, int]] = [("MODEL", 32, arguments.steps)]
-    if not arguments.little:
-        sizes.insert(0, ("BERT of base size", 256, max(10, arguments.steps // 3)))
+    sizes: list[tuple[str, int, int]] = []
+    if "base" in arguments.parts and not arguments.little:
+        sizes.append(("BERT of base size", arguments.rows, max(10, arguments.steps // 3)))
+    if "model" in arguments.parts:
+        sizes.append(("MODEL", 32, arguments.steps))
     found: dict[str, Any] = {}
     for name, batch, steps in sizes:
         for task in ("sst-2", "mnli-10k"):
@@ -303,11 +305,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stack", type=int, default=32, help="cells side by side")
     parser.add_argument("--task", default="rte", help="of the cells side by side")
+    parser.add_argument("--rows", type=int, default=512, help="a step of the BERT of base size")
+    parser.add_argument(
+        "--parts", nargs="*", default=["cells", "base", "model"], choices=["cells", "base", "model"]
+    )
     parser.add_argument("--little", action="store_true", help="only to try the script out")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    options = ("steps", "rounds", "stack", "task")
+    options = ("steps", "rounds", "stack", "task", "rows")
     told = " ".join(f"--{name} {getattr(arguments, name)}" for name in options)
+    told += f" --parts {' '.join(arguments.parts)}"
     command = f"python3 benchmarks/glue.py MODEL GLUE {told}"
     where = surroundings(command, torch.device(arguments.device))
     where["transformers"] = transformers.__version__
@@ -330,7 +337,8 @@ def main() -> None:
         )
         path.with_suffix(".md").write_text(markdown(record), encoding="utf-8")
 
-    write(cells=cells_per_hour(arguments))
+    if "cells" in arguments.parts:
+        write(cells=cells_per_hour(arguments))
     throughput(arguments, write)
     print((arguments.out / f"{where['date']}-glue.md").read_text(encoding="utf-8"))
 

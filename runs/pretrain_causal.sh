@@ -13,11 +13,9 @@ tisa-v2-0 --position tisa-v2 --seed 0
 t5-0 --position t5 --seed 0
 none-0 --position none --seed 0
 absolute-0 --position absolute --seed 0
-sinusoidal-0 --position sinusoidal --seed 0
+sinusoidal-0 --position sinusoidal --position-options '{"scale": 0.028}' --seed 0
 tisa-1 --position tisa --seed 1
 near-far-1 --position near-far --seed 1
-alibi-1 --position alibi --seed 1
-kerple-log-1 --position kerple-log --seed 1
 RUNS
 "$python" runs/pretrain_report.py report "$work/causal" --out "$work/report/causal" || true
 finished=$(for f in "$work"/causal/*/record.json; do dirname "$f"; done)

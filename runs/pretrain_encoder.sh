@@ -18,7 +18,7 @@ t5-0 --position t5 --seed 0
 alibi-0 --position alibi --seed 0
 kerple-log-0 --position kerple-log --seed 0
 tisa-v2-0 --position tisa-v2 --seed 0
-sinusoidal-0 --position sinusoidal --seed 0
+sinusoidal-0 --position sinusoidal --position-options '{"scale": 0.028}' --seed 0
 tupe-a-0 --position tupe-a --seed 0
 synthesizer-random-0 --position synthesizer-random --seed 0
 shaw-0 --position shaw --seed 0

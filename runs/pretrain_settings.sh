@@ -19,6 +19,6 @@ done
 # 16.6 M parameters besides the positions: 4 layers, 512 wide, 8 heads, embeddings of 128 (ALBERT's).
 common="--data $data/wiki-train --valid $data/wiki-valid --hidden 512 --layers 4 --heads 8 --embedding 128 \
   --batch-tokens ${BATCH_TOKENS:-16384} --learning-rate ${LEARNING_RATE:-1e-3} --log-every 50 ${FAST:---bf16 --compile}"
-encoder="$common --objective mlm --steps ${STEPS:-2500} --evaluate-every ${EVERY:-250} --checkpoint-every 800 --valid-tokens 400000"
+encoder="$common --objective mlm --norm ${NORM:-post} --lengths ${LENGTH:-512} --steps ${STEPS:-2500} --evaluate-every ${EVERY:-250} --checkpoint-every 800 --valid-tokens 400000"
 decoder="$common --objective causal --steps ${STEPS:-2000} --evaluate-every ${EVERY:-500} --checkpoint-every 800 --valid-tokens 400000"
 extra=${EXTRA:-}                   # further options, for a rehearsal on a CPU: see docs/pretraining.md

@@ -1,5 +1,7 @@
 """Values of every method against its paper's formula, against `transformers`, and its size."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -175,6 +177,15 @@ def test_floater_adjoint_gradients_equal_those_through_the_solver(monkeypatch):
     direct = torch.autograd.grad((position.solve(9) * weights).sum(), parameters)
     for one, other in zip(adjoint, direct, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_sinusoidal_waves_can_be_made_smaller():
+    config = PositionConfig(hidden_size=8, num_attention_heads=2)
+    small = build_position("sinusoidal", replace(config, options={"scale": 0.5}))
+    whole = build_position("sinusoidal", config)
+    torch.testing.assert_close(small.shared(places_of(5)), 0.5 * whole.shared(places_of(5)))
+    with pytest.raises(ValueError, match="scale must be above 0, got 0"):
+        build_position("sinusoidal", replace(config, options={"scale": 0}))
 
 
 def test_tupe_in_a_decoder_unties_no_first_token():

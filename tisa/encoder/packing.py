@@ -46,7 +46,8 @@ def packing_of(total: int, cu_seqlens: Int32[Tensor, " ends"], max_seqlen: int) 
     """Return the packing of `total` tokens, all of which must belong to a sequence."""
     tokens = torch.arange(total, device=cu_seqlens.device)
     ends = cu_seqlens.long()
-    sequence = torch.searchsorted(ends[1:], tokens, right=True)
+    # Of all ends, not of a slice, which Inductor up to PyTorch 2.11 cannot search on a GPU.
+    sequence = torch.searchsorted(ends, tokens, right=True) - 1
     covered = ends[-1] == total
     if cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
         torch._assert_async(covered, "cu_seqlens must end with the number of tokens")

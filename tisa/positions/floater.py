@@ -142,12 +142,7 @@ class Floater(Position):
         exact = torch.float32 if state.device.type == "mps" else torch.float64
         times = first * self.step + torch.arange(nodes, dtype=exact, device=state.device) * wide
         parameters = tuple(self.flow.parameters())
-        solved = _torchdiffeq().odeint(
-            lambda time, state: derivative(time, state, parameters),
-            state.flatten(0, 1),
-            times,
-            method="rk4",
-        )
+        solved = _steps(state.flatten(0, 1), times, wide, parameters)
         each = times[:, None, None].expand(nodes, solved.shape[1], 1).flatten(0, 1)
         slopes = derivative(each, solved.flatten(0, 1), parameters).view_as(solved) * wide
         place = torch.arange(end - first, device=state.device)
@@ -171,6 +166,43 @@ class Floater(Position):
         """Return what `print(module)` shows."""
         solver = f"step={self.step:g}, substeps={self.substeps}, stride={self.stride}"
         return f"{super().extra_repr()}, {solver}"
+
+
+def _steps(
+    state: Float[Tensor, "states width"],
+    times: Float[Tensor, " nodes"],
+    wide: float,
+    parameters: Sequence[Tensor],
+) -> Float[Tensor, "nodes states width"]:
+    """Return the state at every node: Runge–Kutta of order 4 (3/8 rule), a step to every node.
+
+    A step waits for the one before it, so on a GPU the host's time is all that counts: what each
+    map adds for the time is made for all times at once, and the host never asks for a number.
+    """
+    first, bias, second, second_bias = (p.to(state.dtype) for p in parameters)
+    share = torch.arange(3 * len(times) - 2, dtype=times.dtype, device=times.device) / 3
+    thirds = (times[0] + share * wide).to(state.dtype)
+    maps = [
+        (weight[:, :-1].t(), torch.addr(offset.expand(len(thirds), -1), thirds, weight[:, -1]))
+        for weight, offset in ((first, bias), (second, second_bias))
+    ]
+    (inner, inner_added), (outer, outer_added) = maps
+    added = list(zip(inner_added.unbind(), outer_added.unbind(), strict=True))
+
+    def slope(state: Tensor, third: int) -> Tensor:
+        hidden = torch.addmm(added[third][0], state, inner).relu()
+        return torch.addmm(added[third][1], hidden, outer)
+
+    states = [state]
+    with torch.autocast(state.device.type, enabled=False):
+        for third in range(0, len(thirds) - 1, 3):
+            k1 = slope(state, third)
+            k2 = slope(torch.add(state, k1, alpha=wide / 3), third + 1)
+            k3 = slope(torch.add(state, k2 - k1 / 3, alpha=wide), third + 2)
+            k4 = slope(torch.add(state, k1 - k2 + k3, alpha=wide), third + 3)
+            state = torch.add(state, k1 + k4 + 3 * (k2 + k3), alpha=wide / 8)
+            states.append(state)
+    return torch.stack(states)
 
 
 def _torchdiffeq() -> Any:
