@@ -3,7 +3,8 @@
     python3 runs/pretrain_report.py gate FOLDER
     python3 runs/pretrain_report.py report FOLDER --out FOLDER
 
-FOLDER has a folder for each run, as runs/pretrain_grid.py leaves them (or its archive, unpacked).
+FOLDER has a folder for each run, as runs/pretrain_grid.py leaves them (or its archive, unpacked),
+or is the file records.jsonl that `report` writes.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from pathlib import Path
 from tisa.experiments.pretrain.summary import (
     gate,
     groups_of,
+    lines_of,
     markdown,
     read_records,
     tables_over_time,
@@ -24,7 +26,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    groups = groups_of(read_records(arguments.folder))
+    records = read_records(arguments.folder)
+    groups = groups_of(records)
     text = markdown(groups)
     if arguments.what == "gate":
         found = gate(groups)
@@ -40,6 +43,7 @@ def main() -> None:
 
             write_figures(groups, arguments.folder, arguments.out)
             (arguments.out / "tables.md").write_text(text)
+            (arguments.out / "records.jsonl").write_text(lines_of(records))
     print(text)
 
 

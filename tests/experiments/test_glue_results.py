@@ -1,5 +1,6 @@
 """The tables in docs/results.md are those of the records."""
 
+import json
 from pathlib import Path
 
 from tisa.experiments.glue.record import record_of
@@ -37,3 +38,29 @@ def test_the_shares_in_the_readme_are_those_of_the_report():
         f"{cola} of what removing the positions costs on CoLA and {sst2} on\nSST-2"
         in (ROOT / "README.md").read_text()
     )
+
+
+def test_the_table_of_speeds_is_that_of_the_benchmarks():
+    page = (ROOT / "docs/glue.md").read_text()
+    shown = page.split("<!-- fast -->\n")[1].split("<!-- end")[0].splitlines()
+    names = ("2026-11-15-glue", "2026-11-15-glue-512-rows")
+    first, second = (
+        json.loads((ROOT / f"benchmarks/results/{name}.json").read_text()) for name in names
+    )
+    columns = [first["throughput"]["MODEL, sst-2"]]
+    for record in (first, second):
+        columns += [record["throughput"][f"BERT of base size, {t}"] for t in ("sst-2", "mnli-10k")]
+    for line in shown[2:]:
+        name, *told = line.strip("| ").split(" | ")
+        for entry, cell in zip(columns, told, strict=True):
+            if name in entry["variants"]:
+                step = entry["variants"][name]["ms_per_step"]
+                stock = entry["variants"]["stock"]["ms_per_step"]
+                rate = 1000 * entry["rows a step"] / step
+                assert cell == f"{rate:,.0f} ({stock / step:.2f} ×)"
+            else:
+                ratios = [entry["ratios"][f"S = 5 over S = 0, step{x}"] for x in ("", ", packed")]
+                assert cell == ", ".join(f"{r:.2f}" for r in ratios)
+    assert len(shown) == 2 + 6
+    ratio = first["cells"]["ratio"]
+    assert f": {ratio:.1f} times as many" in page

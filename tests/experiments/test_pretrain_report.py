@@ -14,6 +14,7 @@ from tisa.experiments.pretrain.summary import (
     gate,
     groups_of,
     label_of,
+    lines_of,
     markdown,
     read_records,
     tables_over_time,
@@ -96,6 +97,14 @@ def test_figures(tmp_path):
     assert all(path.stat().st_size > 5000 for path in written)
     with pytest.raises(ValueError, match="expected folders of finished runs"):
         read_records(tmp_path)
+
+
+def test_records_are_kept_as_lines(tmp_path):
+    records = [one | {"loss": [[1, 2.0]]} for one in RECORDS]
+    (tmp_path / "records.jsonl").write_text(lines_of(records))
+    kept = read_records(tmp_path / "records.jsonl")
+    assert "loss" not in kept[0]
+    assert markdown(groups_of(kept)) == markdown(groups_of(records))
 
 
 @pytest.mark.full

@@ -31,11 +31,28 @@ class Group:
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of all finished runs in the folders of a folder."""
+    """Return the records of all finished runs in the folders of a folder, or of a file of lines."""
+    if folder.is_file():
+        return [json.loads(line) for line in folder.read_text().splitlines()]
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*/record.json"))]
     if not found:
         raise ValueError(f"{folder}: expected folders of finished runs, got none")
     return found
+
+
+def lines_of(records: list[dict[str, Any]]) -> str:
+    """Return one line for each run, small enough to be kept: no losses of single steps."""
+    kept = []
+    for record in records:
+        some = {name: value for name, value in record.items() if name != "loss"}
+        if some.get("curves"):
+            some["curves"] = some["curves"] | {"scores": _rounded(some["curves"]["scores"])}
+        kept.append(json.dumps(some) + "\n")
+    return "".join(kept)
+
+
+def _rounded(value: Any) -> Any:
+    return [_rounded(x) for x in value] if isinstance(value, list) else float(f"{value:.4g}")
 
 
 def label_of(config: dict[str, Any]) -> str:
