@@ -149,13 +149,15 @@ def test_padding_is_the_tokenizers(model):
 
 
 @pytest.mark.full
-def test_two_processes_give_the_numbers_of_one(data_dir, model, tmp_path):
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicas", "FSDP2"])
+def test_two_processes_give_the_numbers_of_one(data_dir, model, tmp_path, sharded):
     script = tmp_path / "start.py"
     script.write_text("import torch; torch.set_num_threads(1)\nfrom tisa.cli import main\nmain()\n")
+    two_start = Path(__file__).parent / "fsdp_glue_process.py" if sharded else script
     options = [
         "glue", model, "--data-dir", str(data_dir), "--tasks", "cola,sts-b", "--device", "cpu",
         "--rows", "baseline; folded, S = 2, fitted", "--seeds", "1", "--steps", "6",
-        "--batch-size", "8", "--evaluations", "2", "--learning-rate", "1e-3",
+        "--batch-size", "8", "--evaluations", "2", "--learning-rate", "1e-2",
     ]  # fmt: skip
     start = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
     settings = dict(
@@ -163,7 +165,7 @@ def test_two_processes_give_the_numbers_of_one(data_dir, model, tmp_path):
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     subprocess.run([sys.executable, script, *options, "--out", "one"], **settings)
-    subprocess.run([sys.executable, *start, script, *options, "--out", "two"], **settings)
+    subprocess.run([sys.executable, *start, two_start, *options, "--out", "two"], **settings)
     one, two = ({r.cell: r for r in Store(tmp_path / x).records()} for x in ("one", "two"))
     assert set(one) == set(two)
     assert len(one) == 4

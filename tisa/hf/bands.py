@@ -51,12 +51,22 @@ def bands_of(scorings: list[Any], dtype: torch.dtype) -> list[Int32[Tensor, "hea
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Return whether both are kernels of the same number on one device."""
+    """Return whether both are kernels of the same number on one device, and at hand."""
     return (
         type(one) is type(other) is TISA
         and one.num_kernels == other.num_kernels
         and one.kernel_offsets.device == other.kernel_offsets.device
+        and _at_hand(one.kernel_offsets)
+        and _at_hand(other.kernel_offsets)
     )
+
+
+def _at_hand(parameter: Tensor) -> bool:
+    """Return whether this process holds all of it: FSDP gathers a layer when its turn comes."""
+    if hasattr(parameter, "device_mesh"):
+        return False
+    # The first FSDP leaves the shape and takes the memory away.
+    return torch.compiler.is_compiling() or parameter.untyped_storage().size() > 0
 
 
 def _state(scoring: Any, dtype: torch.dtype) -> tuple[Any, ...]:
