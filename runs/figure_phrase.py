@@ -1,4 +1,4 @@
-"""One phrase moved through a text: what attention inside it does, with a position table and with TISA.
+"""One phrase moved through a text: attention inside it, with a position table and with TISA.
 
     python runs/figure_phrase.py MODEL --out docs/figures/phrase.png
         --record docs/records/DATE-phrase.json [--converted FOLDER]
@@ -38,7 +38,7 @@ DRAWN_LAYERS = (0, 1)
 
 @torch.no_grad()
 def inside(model, tokenizer) -> torch.Tensor:
-    """Return the attention inside the phrase (places, layers, heads, words, words), rows sum to 1."""
+    """Return attention inside the phrase, (places, layers, heads, words, words); rows sum to 1."""
     phrase = tokenizer(PHRASE, add_special_tokens=False).input_ids
     words = [t for text in default_texts()
              for t in tokenizer(text, add_special_tokens=False).input_ids]  # fmt: skip
@@ -82,7 +82,7 @@ def figure(found: dict[str, torch.Tensor], heads: list[tuple[int, int]]):
                 ax.tick_params(length=0)
                 if column == 0:
                     ax.set_ylabel(f"{name}\nlayer {layer + 1}, head {head + 1}", fontweight="bold")
-                title = f"from token {place} on"
+                title = f"at token {place}"
                 if column:
                     title += f": {100 * moved[column - 1]:.0f} % moved"
                 ax.set_title(title, fontweight="normal", fontsize=9)
