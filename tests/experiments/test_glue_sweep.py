@@ -215,11 +215,15 @@ def test_the_command_in_this_process_and_in_a_pool(real, tmp_path):
     assert len(numbers(alone)) == 3
     assert numbers(alone) == numbers(side)
     before = (alone / "records.jsonl").read_bytes()
-    answer = CliRunner().invoke(cli.app(), [*real, *tasks, "--out", str(alone)])
+    answer = CliRunner().invoke(cli.app(), [*real, *tasks, "--out", str(alone), "--json"])
     assert "3 of them done before" in answer.stderr
+    lines = before.decode().splitlines()
+    assert json.loads(answer.stdout) == [json.loads(line) for line in lines]
     assert (alone / "records.jsonl").read_bytes() == before
-    shown = CliRunner().invoke(cli.app(), [*real, *tasks, "--out", str(alone), "--dry-run"])
-    assert "0 cells to run" in shown.stdout
+    again = [*real, *tasks, "--out", str(alone), "--dry-run"]
+    assert "0 cells to run" in CliRunner().invoke(cli.app(), again).stdout
+    plan = json.loads(CliRunner().invoke(cli.app(), [*again, "--json"]).stdout)
+    assert [(line["cells"], line["done"]) for line in plan] == [(1, 1)] * 3
 
 
 @pytest.mark.parametrize(
