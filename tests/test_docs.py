@@ -9,6 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import printed
+
 ROOT = Path(__file__).parent.parent
 TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
 
@@ -77,13 +79,40 @@ def test_every_page_is_in_the_navigation_or_a_record():
         assert path.parts[0] == "records" or f": {path}\n" in listed, path
 
 
+@pytest.mark.parametrize("page", [*TUTORIALS, ROOT / "README.md"], ids=lambda p: p.stem)
+def test_a_page_runs_as_printed(page, tmp_path, monkeypatch):
+    """Python and shell, in the order of the page, in one new folder."""
+    monkeypatch.chdir(tmp_path)
+    assert printed.run_page(page) >= (1 if page.name == "README.md" else 4)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda p: p.stem)
-def test_a_tutorial_runs_as_printed(page):
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 4
-    names = {"__name__": f"tutorial_{page.stem}"}
-    for number, block in enumerate(blocks, 1):
-        exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+def test_a_page_runs_in_a_shell(page, tmp_path, monkeypatch):
+    """As above, but every command in a process of its own."""
+    monkeypatch.chdir(tmp_path)
+    printed.run_page(page, in_shell=True)
+
+
+def test_the_tutorials_are_those_that_were_promised():
+    assert {page.stem for page in TUTORIALS} == {
+        "own_attention", "hugging_face", "analyse", "glue", "pretrain", "long_sequences",
+    }  # fmt: skip
+
+
+def test_commands_on_every_page_exist():
+    """With all their options: parsed, not run."""
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    shell = [line for page in pages for language, text in printed.blocks(page) if language == "sh"
+             for line in printed.lines(text)]  # fmt: skip
+    for line in shell:
+        printed.check(line)
+    for starts in printed.NOT_RUN.values():
+        for start in starts:
+            assert any(line.startswith(start) for line in shell), f"nothing begins with {start!r}"
+    for wrong in ("tisa glue model --out new --lemon 3", "tisa lemon", "pip install 'x[lemon]'"):
+        with pytest.raises((Exception, AssertionError), match="lemon"):
+            printed.check(wrong)
 
 
 def test_the_command_line_page_names_every_command():
