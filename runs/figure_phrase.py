@@ -76,7 +76,9 @@ def figure(found: dict[str, torch.Tensor], heads: list[tuple[int, int]]):
             moved = change(attention)[:, layer, head]
             for column, place in enumerate(PLACES):
                 ax = made.add_subplot(grid[row, column])
-                ax.imshow(attention[column, layer, head], cmap="viridis", vmin=0, vmax=highest)
+                ax.imshow(
+                    attention[column, layer, head].numpy(), cmap="viridis", vmin=0, vmax=highest
+                )
                 ax.set_xticks(range(len(words)), words, rotation=90, fontsize=7)
                 ax.set_yticks(range(len(words)), words if column == 0 else [], fontsize=7)
                 ax.tick_params(length=0)

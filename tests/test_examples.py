@@ -1,5 +1,6 @@
 """Every example, run small as a user would, and whether it shows what it says."""
 
+import json
 import re
 import runpy
 import sys
@@ -87,3 +88,25 @@ def test_read_the_curves(run):
     said = run("read_the_curves")
     assert "most at k = -1" in said
     assert "most at k = +0" in said
+
+
+def test_the_notebook_runs_top_to_bottom(tmp_path, monkeypatch, capsys):
+    """Its code cells in one namespace, as a notebook program runs them; saved without outputs."""
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="the notebook draws")
+    monkeypatch.chdir(tmp_path)
+    pyplot.switch_backend("Agg")
+    notebook = json.loads((EXAMPLES / "first_hour.ipynb").read_text("utf-8"))
+    assert notebook["nbformat"] == 4
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    names = {"__name__": "__main__"}
+    for number, cell in enumerate(cells, 1):
+        exec(compile("".join(cell["source"]), f"first_hour.ipynb, cell {number}", "exec"), names)
+    figures = len(pyplot.get_fignums())
+    pyplot.close("all")
+    assert figures == 3
+    assert names["right"] > 0.9
+    assert -3 in names["peaks"]
+    assert names["closeness"]["with kernels"] > names["closeness"]["without"] + 0.1
+    assert "peaks: [-1, 2]" in capsys.readouterr().out
