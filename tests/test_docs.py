@@ -1,5 +1,6 @@
 """The pages: the site builds strictly, no link in it is broken, the tutorials run as printed."""
 
+import json
 import re
 import subprocess
 import sys
@@ -113,6 +114,28 @@ def test_commands_on_every_page_exist():
     for wrong in ("tisa glue model --out new --lemon 3", "tisa lemon", "pip install 'x[lemon]'"):
         with pytest.raises((Exception, AssertionError), match="lemon"):
             printed.check(wrong)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_no_link_in_the_repository_is_broken(name):
+    links = re.findall(r"\]\(([^)#\s]+)", (ROOT / name).read_text())
+    for link in links:
+        assert link.startswith("https://") or (ROOT / link).exists(), link
+
+
+def test_the_numbers_about_the_phrase_are_those_of_the_record():
+    record = json.loads((ROOT / "docs/records/2026-11-15-phrase.json").read_text())
+    table, kernels = (
+        [round(100 * x) for x in record["moved"][name]["by_layer"]]
+        for name in ("position table", "TISA")
+    )
+    text = " ".join((ROOT / "docs/index.md").read_text().split())
+    assert f"{table[0]} % of the attention inside it goes elsewhere in the first layer" in text
+    assert f"with kernels {kernels[0]} %, to rounding" in text
+    assert record["moved"]["TISA"]["largest_in_layer_1"] < 1e-6
+    later, others = kernels[1:], table[1:]
+    assert f"by {min(later)} to {max(later)} % where the other does by {min(others)} to" in text
+    assert not record["uncommitted_changes"]
 
 
 def test_the_command_line_page_names_every_command():
