@@ -121,6 +121,7 @@ def test_exit_code_0(monkeypatch, words):
         "doctor --nonsense",
         "convert",
         "analyze no/such/folder/at/all",
+        "probes --methods tisa --tasks find --steps 1 --device lemon",
         # What they import takes a while.
         pytest.param("criteria --methods lemon", marks=pytest.mark.full),
         pytest.param("report nowhere", marks=pytest.mark.full),
@@ -137,6 +138,19 @@ def test_exit_code_2_and_a_sentence(monkeypatch, capsys, tmp_path, words):
     assert not list(tmp_path.iterdir())
 
 
+def test_pretraining_is_told_of_ctrl_c():
+    from tisa.cli.pretrain import _Stopping
+
+    before = signal.getsignal(signal.SIGINT)
+    with _Stopping() as stopping:
+        assert not stopping()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stopping()
+        assert stopping.asked == signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.full
 def test_ctrl_c_in_pretraining_is_130_after_the_checkpoint(monkeypatch, tmp_path):
     """The run is told to stop, and what it writes then is in its own tests."""
     import tisa.experiments.pretrain.training as training

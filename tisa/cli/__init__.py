@@ -3,6 +3,7 @@
 analyze.py   what models know about position
 criteria.py  Table 1, measured
 convert.py   a Hugging Face model with scores of the offset
+device.py    what was given as --device, checked
 doctor.py    what works on this machine
 extrapolate.py  language models past their training length
 glue.py      Table 3, cell by cell
@@ -64,7 +65,7 @@ def app() -> typer.Typer:
 def main() -> None:
     """Run `tisa` as a program."""
     try:
-        app()(standalone_mode=True)
+        app()(prog_name="tisa", standalone_mode=True)
     except MISTAKES as mistake:
         if "--debug" in sys.argv:
             raise
@@ -74,6 +75,8 @@ def main() -> None:
 
 def _said(mistake: Exception, arguments: list[str]) -> str:
     """Return what the user reads; a missing package comes with the extra that has it."""
+    if isinstance(mistake, OSError) and mistake.filename and mistake.strerror:
+        return f"{mistake.filename}: {mistake.strerror}"
     command = next((a for a in arguments if a in COMMANDS), None)
     if not isinstance(mistake, ImportError) or command is None:
         return str(mistake)
