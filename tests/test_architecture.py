@@ -142,9 +142,9 @@ def test_importing_takes_no_longer_than_torch_and_a_fifth_of_a_second():
         "import tisa\n"
         "print(time.process_time() - start)\n"
     )
-    # The processor's time: on a busy machine the clock on the wall says nothing.
-    times = [float(run(program).stdout) for _ in range(3)]
-    assert min(times) < 0.2
+    # The processor's time: on a busy machine the clock on the wall says nothing. The best of three,
+    # and no more of them than it takes.
+    assert any(float(run(program).stdout) < 0.2 for _ in range(3))
 
 
 def test_importing_has_no_side_effects():
