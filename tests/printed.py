@@ -36,8 +36,7 @@ def blocks(page):
 def lines(text):
     """Return the commands of a shell block: no comments, continued lines joined."""
     joined = text.replace("\\\n", " ").splitlines()
-    return [" ".join(words) and line.strip() for line in joined
-            if (words := shlex.split(line, comments=True))]  # fmt: skip
+    return [line.strip() for line in joined if shlex.split(line, comments=True)]
 
 
 def is_run(line):
