@@ -3,7 +3,6 @@
 analyze.py   what models know about position
 criteria.py  Table 1, measured
 convert.py   a Hugging Face model with scores of the offset
-device.py    what was given as --device, checked
 doctor.py    what works on this machine
 extrapolate.py  language models past their training length
 glue.py      Table 3, cell by cell
@@ -11,6 +10,7 @@ pretrain.py  a language model with any position method
 probes.py    tasks that only positions solve
 __main__.py  the same for launchers: python -m tisa.cli
 report.py    the table of what is finished
+device.py    what was given as --device, checked
 """
 
 import sys
