@@ -11,7 +11,10 @@ import triton.language as tl  # noqa: E402
 
 from tisa.attention.triton.tiles import ranges  # noqa: E402
 
-SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "runs/kernel_drawings.py"))
+
+@pytest.fixture(scope="module")
+def script():
+    return runpy.run_path(str(Path(__file__).parents[2] / "runs/kernel_drawings.py"))
 
 
 @triton.jit
@@ -27,9 +30,9 @@ def ends_of_ranges(found, position, length, far, low, high, BLOCK: tl.constexpr)
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("length", "band"), [(1000, (-90, 130)), (256, (-64, 63)), (130, (3, 3))])
-def test_the_drawn_tiles_are_those_of_the_kernels(causal, length, band):
+def test_the_drawn_tiles_are_those_of_the_kernels(script, causal, length, band):
     skipped, below, gathered, above, edge = range(5)
-    for row, drawn in enumerate(SCRIPT["kinds"](length, 64, band, causal=causal)):
+    for row, drawn in enumerate(script["kinds"](length, 64, band, causal=causal)):
         found = torch.zeros(6, dtype=torch.int32)
         far = 0 if causal else 2**29
         ends_of_ranges[(1,)](found, row * 64, length, far, *band, BLOCK=64)
@@ -46,8 +49,8 @@ def test_the_drawn_tiles_are_those_of_the_kernels(causal, length, band):
 
 
 @pytest.mark.parametrize(("tiles", "programs"), [(16, 4), (7, 3)])
-def test_the_drawn_order_takes_every_row_once_and_is_fair(tiles, programs):
-    turns = SCRIPT["turns"](tiles, programs)
+def test_the_drawn_order_takes_every_row_once_and_is_fair(script, tiles, programs):
+    turns = script["turns"](tiles, programs)
     assert len(set(turns)) == tiles
     work = [sum(row + 1 for row, (p, _) in enumerate(turns) if p == n) for n in range(programs)]
     assert max(work) - min(work) <= programs
