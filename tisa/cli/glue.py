@@ -213,9 +213,10 @@ def _make_starts(cells: list[Any], settings: Any, console: Any) -> list[dict[str
         console.print(
             f"{number}/{len(fitted)} {cell.task} {about['start']}: {about['key']}, cosine to the "
             f"original {about['cosine']:.4f}, fitted in {about['seconds']:.1f} s",
-            highlight=False, soft_wrap=True,
+            highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
-    console.print(f"{len(fitted)} starts are in {settings.starts}", highlight=False, soft_wrap=True)
+    where = f"{len(fitted)} starts are in {settings.starts}"
+    console.print(where, highlight=False, markup=False, soft_wrap=True)
     return made
 
 
