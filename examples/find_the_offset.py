@@ -105,7 +105,7 @@ def train(model: Encoder, steps: int, seed: int, on_step) -> list[tuple[int, flo
         loss.backward()
         optimizer.step()
         schedule.step()
-        if step == steps or step % max(1, steps // 40) == 0:
+        if step == steps or step % max(10, steps // 40) == 0:
             history.append((step, accuracy(model, seed=10**6)))
         on_step()
     return history

@@ -4,12 +4,14 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+ATTENTION = (ROOT / "docs/attention.md").read_text()
 SOURCES = sorted(p for p in (ROOT / "tisa").rglob("*.py"))
 
 # What a development environment has and a user's may not have.
@@ -39,36 +41,58 @@ def tree_of_the_readme():
     return paths
 
 
+def listing_of(folder):
+    """Return the names at the beginnings of lines in what a folder says about itself."""
+    own = ROOT / folder / "__init__.py"
+    if own.exists():
+        text = ast.get_docstring(ast.parse(own.read_text())) or ""
+    else:
+        (text,) = re.findall(r"```\n(.*?)```", (ROOT / folder / "README.md").read_text(), re.DOTALL)
+    return re.findall(r"^ *(\w+\.(?:py|sh|ipynb|js|css|html))\b", text, flags=re.MULTILINE)
+
+
 def test_the_tree_in_the_readme_is_the_tree():
-    named = [p for p in tree_of_the_readme() if p.startswith("tisa/") and p.endswith(".py")]
-    there = {str(p.relative_to(ROOT)) for p in SOURCES if p.name != "__init__.py"}
-    listed_by_themselves = there - set(named)
-    assert set(named) <= there
-    for path in sorted(listed_by_themselves):
-        # A folder on one line: its own docstring names its files.
-        folder = path.rsplit("/", 1)[0]
-        assert f"{folder}/" in tree_of_the_readme(), path
-        assert not any(p.startswith(f"{folder}/") for p in named), path
-        source = (ROOT / folder / "__init__.py").read_text()
-        listing = ast.get_docstring(ast.parse(source)) or ""
-        # Or the registry there does.
-        registered = f'Method("{Path(path).name}"' in re.sub(r"\(\s+", "(", source)
-        listed = re.search(rf"^ *{Path(path).name}\b", listing, flags=re.MULTILINE)
-        assert listed or registered, path
-    for path in tree_of_the_readme():
+    """A file stands in the README's tree, or in what its own folder says about itself."""
+    tree = tree_of_the_readme()
+    for path in tree:
         assert (ROOT / path).exists(), path
-    scripts = {str(p.relative_to(ROOT)) for n in ("benchmarks", "examples")
-               for p in (ROOT / n).glob("*.py")}  # fmt: skip
-    assert scripts <= set(tree_of_the_readme())
+    folders = [ROOT / n for n in ("benchmarks", "examples", "runs")]
+    scripts = [p for f in folders for k in ("*.py", "*.sh", "*.ipynb") for p in f.glob(k)]
+    for path in [*SOURCES, *scripts]:
+        name, folder = str(path.relative_to(ROOT)), str(path.parent.relative_to(ROOT))
+        if path.name == "__init__.py" or name in tree:
+            continue
+        # The folder, or one that it lies in, stands in the tree.
+        assert any(f"{folder}/".startswith(line) for line in tree if line != "tisa/"), name
+        source = path.parent / "__init__.py"
+        registry = re.sub(r"\(\s+", "(", source.read_text()) if source.exists() else ""
+        # Position methods are named by their registry.
+        assert path.name in listing_of(folder) or f'Method("{path.name}"' in registry, name
+    for folder in {str(p.parent.relative_to(ROOT)) for p in [*SOURCES, *scripts]} - {"tisa"}:
+        for name in listing_of(folder):
+            assert (ROOT / folder / name).exists(), f"{folder} names {name}"
 
 
-def test_every_line_of_the_tree_imports_only_from_lines_above():
-    order = [p for p in tree_of_the_readme() if p.startswith("tisa/") and p.endswith(".py")]
-    rank = {path.removesuffix(".py").replace("/", "."): i for i, path in enumerate(order)}
-    for path in order:
-        module = path.removesuffix(".py").replace("/", ".")
+def test_the_tree_is_in_the_order_of_the_layers():
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (order,) = [c["layers"] for c in layers["contracts"] if c["containers"] == ["tisa"]]
+    rank = {name: i for i, line in enumerate(order) for name in re.findall(r"\w+", line)}
+    named = [p.split("/")[1].removesuffix(".py") for p in tree_of_the_readme()
+             if re.fullmatch(r"tisa/[\w.]+/?", p)]  # fmt: skip
+    assert set(named) == set(rank)
+    assert [rank[name] for name in named] == sorted((rank[n] for n in named), reverse=True)
+
+
+@pytest.mark.parametrize("folder", ["tisa/scoring", "tisa/attention", "tisa/attention/triton"])
+def test_every_line_imports_only_from_lines_above(folder):
+    assert "imports only from lines above" in (ROOT / folder / "__init__.py").read_text()
+    package = folder.replace("/", ".")
+    order = [name for name in listing_of(folder) if name.endswith(".py")]
+    rank = {f"{package}.{name.removesuffix('.py')}": i for i, name in enumerate(order)}
+    for name in order:
+        module = f"{package}.{name.removesuffix('.py')}"
         imported = set()
-        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        for node in ast.walk(ast.parse((ROOT / folder / name).read_text())):
             if isinstance(node, ast.Import):
                 imported |= {name.name for name in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -85,12 +109,11 @@ def test_import_layers_hold():
     assert answer.returncode == 0, answer.stdout
 
 
-def test_python_snippets_of_the_readme_run():
-    snippets = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert snippets
-    for snippet in snippets:
-        answer = run(snippet)
-        assert answer.returncode == 0, answer.stderr
+def test_the_readme_is_read_in_three_minutes():
+    assert len(README.splitlines()) < 150
+    tables = re.findall(r"^\|---", README, flags=re.MULTILINE)
+    assert len(tables) == 2, "one table of results, one of commands"
+    assert README.count("![") == 1
 
 
 def test_the_package_needs_torch_alone():
@@ -119,9 +142,9 @@ def test_importing_takes_no_longer_than_torch_and_a_fifth_of_a_second():
         "import tisa\n"
         "print(time.process_time() - start)\n"
     )
-    # The processor's time: on a busy machine the clock on the wall says nothing.
-    times = [float(run(program).stdout) for _ in range(3)]
-    assert min(times) < 0.2
+    # The processor's time: on a busy machine the clock on the wall says nothing. The best of three,
+    # and no more of them than it takes.
+    assert any(float(run(program).stdout) < 0.2 for _ in range(3))
 
 
 def test_importing_has_no_side_effects():
@@ -165,8 +188,8 @@ def test_house_rules(path):
     assert text.startswith('"""')
 
 
-def test_the_numbers_in_the_readme_are_those_of_the_record():
-    """The table under "n = 4,096" is the newest CPU record's."""
+def test_the_numbers_on_a_cpu_are_those_of_the_record():
+    """The table under "n = 4,096" is the newest CPU record's, and the README's line is of it."""
     import json
 
     record = json.loads(max((ROOT / "benchmarks/results").glob("*-attention-cpu.json")).read_text())
@@ -179,8 +202,10 @@ def test_the_numbers_in_the_readme_are_those_of_the_record():
     for name in ("sdpa, no positions", "author's dense", "reference", "sdpa", "chunked"):
         seconds, peak = rows[name]["ms"]["p50"] / 1e3, rows[name]["peak_bytes"] / 2**20
         cells = f"| {seconds:.2f} s | {1e3 * seconds / limit:.2f} | {peak:,.0f} MiB |"
-        assert any(name in line and cells in line for line in README.splitlines()), (name, cells)
-    assert f"torch {record['torch']}" in README
+        assert any(name in line and cells in line for line in ATTENTION.splitlines()), cells
+        if name in ("author's dense", "chunked"):
+            assert f"{1e3 * seconds / limit:.2f} ×, {peak:,.0f} MiB" in README
+    assert f"torch {record['torch']}" in ATTENTION
     # What the operator promises (issue: chunked at most 1.5 × sdpa's time, a tenth of the memory).
     assert rows["chunked"]["ms"]["p50"] <= 1.5 * rows["sdpa"]["ms"]["p50"]
     assert rows["chunked"]["peak_bytes"] <= rows["reference"]["peak_bytes"] / 10
@@ -195,7 +220,7 @@ def test_the_table_of_capabilities_is_what_the_backends_say():
     assert answer.stdout in (ROOT / "docs/attention.md").read_text()
 
 
-def test_the_gpu_numbers_in_the_readme_are_those_of_the_record():
+def test_the_numbers_on_a_gpu_are_those_of_the_record():
     """The table of the fused kernels is the newest record's."""
     import json
 
@@ -209,4 +234,12 @@ def test_the_gpu_numbers_in_the_readme_are_those_of_the_record():
     for (name, length), time in found.items():
         if length >= 512:
             cell = f"{time:.3g} ({time / found['cuDNN, no positions', length]:.2f} ×)"
-            assert any(name in line and cell in line for line in README.splitlines()), (name, cell)
+            assert any(name in line and cell in line for line in ATTENTION.splitlines()), cell
+    limit = found["cuDNN, no positions", 8192]
+    for name, shown in (
+        ("flex, tuned by hand", "FlexAttention"), ("sdpa, dense bias", "dense bias"),
+        ("author's dense", "the author's code"),
+    ):  # fmt: skip
+        assert f"{shown} {found[name, 8192] / limit:.2f} ×" in README
+    near, whole = (found[f"triton, {kind}", 8192] / limit for kind in ("band 64", "no band"))
+    assert f"[{near:.2f} ×](docs/attention.md) with a band of 64, {whole:.2f} × without" in README

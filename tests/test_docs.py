@@ -1,5 +1,6 @@
 """The pages: the site builds strictly, no link in it is broken, the tutorials run as printed."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+import printed
 
 ROOT = Path(__file__).parent.parent
 TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
@@ -77,13 +80,62 @@ def test_every_page_is_in_the_navigation_or_a_record():
         assert path.parts[0] == "records" or f": {path}\n" in listed, path
 
 
+@pytest.mark.parametrize("page", [*TUTORIALS, ROOT / "README.md"], ids=lambda p: p.stem)
+def test_a_page_runs_as_printed(page, tmp_path, monkeypatch):
+    """Python and shell, in the order of the page, in one new folder."""
+    monkeypatch.chdir(tmp_path)
+    assert printed.run_page(page) >= (1 if page.name == "README.md" else 4)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda p: p.stem)
-def test_a_tutorial_runs_as_printed(page):
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 4
-    names = {"__name__": f"tutorial_{page.stem}"}
-    for number, block in enumerate(blocks, 1):
-        exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+def test_a_page_runs_in_a_shell(page, tmp_path, monkeypatch):
+    """As above, but every command in a process of its own."""
+    monkeypatch.chdir(tmp_path)
+    printed.run_page(page, in_shell=True)
+
+
+def test_the_tutorials_are_those_that_were_promised():
+    assert {page.stem for page in TUTORIALS} == {
+        "own_attention", "hugging_face", "analyse", "glue", "pretrain", "long_sequences",
+    }  # fmt: skip
+
+
+def test_commands_on_every_page_exist():
+    """With all their options: parsed, not run."""
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    shell = [line for page in pages for language, text in printed.blocks(page) if language == "sh"
+             for line in printed.lines(text)]  # fmt: skip
+    for line in shell:
+        printed.check(line)
+    for starts in printed.NOT_RUN.values():
+        for start in starts:
+            assert any(line.startswith(start) for line in shell), f"nothing begins with {start!r}"
+    for wrong in ("tisa glue model --out new --lemon 3", "tisa lemon", "pip install 'x[lemon]'"):
+        with pytest.raises((Exception, AssertionError), match="lemon"):
+            printed.check(wrong)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_no_link_in_the_repository_is_broken(name):
+    links = re.findall(r"\]\(([^)#\s]+)", (ROOT / name).read_text())
+    for link in links:
+        assert link.startswith("https://") or (ROOT / link).exists(), link
+
+
+def test_the_numbers_about_the_phrase_are_those_of_the_record():
+    record = json.loads((ROOT / "docs/records/2026-11-15-phrase.json").read_text())
+    table, kernels = (
+        [round(100 * x) for x in record["moved"][name]["by_layer"]]
+        for name in ("position table", "TISA")
+    )
+    text = " ".join((ROOT / "docs/index.md").read_text().split())
+    assert f"{table[0]} % of the attention inside it goes elsewhere in the first layer" in text
+    assert f"with kernels {kernels[0]} %, to rounding" in text
+    assert record["moved"]["TISA"]["largest_in_layer_1"] < 1e-6
+    later, others = kernels[1:], table[1:]
+    assert f"by {min(later)} to {max(later)} % where the other does by {min(others)} to" in text
+    assert not record["uncommitted_changes"]
 
 
 def test_the_command_line_page_names_every_command():

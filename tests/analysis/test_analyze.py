@@ -186,11 +186,12 @@ def test_longformers_windows_are_unrolled_into_a_matrix():
 
 
 def test_vit_names_its_grid_and_t5_its_curves(little, tmp_path):
-    vit = numbers_of(analyze(little / "vit"))
+    found = analyze(little / "vit")
+    vit = numbers_of(found)
     assert (vit["grid"]["rows"], vit["grid"]["columns"]) == (5, 5)
     assert vit["special_first"] == "[CLS]"
     assert "logit_terms" not in vit
-    assert "grid" in {name for name, _, _ in figures_of(analyze(little / "vit"))}
+    assert "grid" in {name for name, _, _ in figures_of(found)}
     answer = run(little / "t5", "--out", tmp_path / "out")
     assert answer.exit_code == 0, answer.output
     assert "2 learned curves" in answer.stdout

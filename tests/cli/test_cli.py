@@ -48,3 +48,8 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(monkeypatch, capsys, mistake)
     monkeypatch.setattr(sys, "argv", ["tisa", "--debug"])
     with pytest.raises((mistake, SystemExit)):
         cli.main()
+
+
+def test_an_error_of_the_system_names_the_file_first():
+    wrong = FileExistsError(17, "File exists", "table1")
+    assert cli._said(wrong, ["criteria"]) == "table1: File exists"

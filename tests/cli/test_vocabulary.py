@@ -1,6 +1,8 @@
 """One word for one thing over all commands, an example in every help, exit codes, completion."""
 
+import os
 import re
+import signal
 import sys
 from importlib import import_module
 from inspect import signature
@@ -53,6 +55,12 @@ def test_every_command_has_the_same_words():
             assert option.startswith("--"), f"tisa {name} {option}: no short options"
             if option in FLAGS:
                 assert parameter.is_flag, f"tisa {name} {option} is a flag"
+
+
+def test_every_command_prints_json():
+    assert {
+        name for name, command in commands().items() if "--json" not in options(command)
+    } == set()
 
 
 def test_an_option_has_one_type_and_default_everywhere():
@@ -113,6 +121,7 @@ def test_exit_code_0(monkeypatch, words):
         "doctor --nonsense",
         "convert",
         "analyze no/such/folder/at/all",
+        "probes --methods tisa --tasks find --steps 1 --device lemon",
         # What they import takes a while.
         pytest.param("criteria --methods lemon", marks=pytest.mark.full),
         pytest.param("report nowhere", marks=pytest.mark.full),
@@ -127,6 +136,36 @@ def test_exit_code_2_and_a_sentence(monkeypatch, capsys, tmp_path, words):
     assert said.strip()
     assert "Traceback" not in said
     assert not list(tmp_path.iterdir())
+
+
+def test_pretraining_is_told_of_ctrl_c():
+    from tisa.cli.pretrain import _Stopping
+
+    before = signal.getsignal(signal.SIGINT)
+    with _Stopping() as stopping:
+        assert not stopping()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stopping()
+        assert stopping.asked == signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.full
+def test_ctrl_c_in_pretraining_is_130_after_the_checkpoint(monkeypatch, tmp_path):
+    """The run is told to stop, and what it writes then is in its own tests."""
+    import tisa.experiments.pretrain.training as training
+
+    def interrupted(*arguments, stop, **options):
+        assert not stop()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop()
+
+    (tmp_path / "text").with_suffix(".txt").write_text("some words\n\n" * 90)
+    monkeypatch.setattr(training, "run", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    words = f"pretrain --data {tmp_path}/text.txt --tokenizer bytes --lengths 32 --out {tmp_path}/x"
+    assert left_with(monkeypatch, *words.split(), "--batch-tokens", "64", "--device", "cpu") == 130
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_ctrl_c_is_130_and_no_traceback(monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import json
 import re
 
 import pytest
@@ -133,5 +134,13 @@ def test_the_command(tmp_path):
     assert (tmp_path / "out" / "table3.md").read_text() in answer.stdout
     assert {p.suffix for p in (tmp_path / "out").iterdir()} == {".md", ".tex", ".csv", ".png"}
     assert (tmp_path / "out" / "table3.png").stat().st_size > 10_000
+    answer = CliRunner().invoke(cli.app(), ["report", str(tmp_path / "runs"), "--json"])
+    found = json.loads(answer.stdout)
+    assert found["runs"] == len(RECORDS)
+    with (tmp_path / "out" / "table3.csv").open() as file:
+        for line, cell in zip(csv.DictReader(file), found["cells"], strict=True):
+            assert int(line["seeds"]) == cell["seeds"] == len(cell["scores"])
+            assert line["median"] == ("" if cell["median"] is None else f"{cell['median']:.4f}")
+            assert (line["given_back_low"] == "") == (cell["given_back_low"] is None)
     answer = CliRunner().invoke(cli.app(), ["report", str(tmp_path)])
     assert "no records.jsonl in it" in str(answer.exception)

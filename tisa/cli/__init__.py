@@ -10,6 +10,7 @@ pretrain.py  a language model with any position method
 probes.py    tasks that only positions solve
 __main__.py  the same for launchers: python -m tisa.cli
 report.py    the table of what is finished
+device.py    what was given as --device, checked
 """
 
 import sys
@@ -64,7 +65,7 @@ def app() -> typer.Typer:
 def main() -> None:
     """Run `tisa` as a program."""
     try:
-        app()(standalone_mode=True)
+        app()(prog_name="tisa", standalone_mode=True)
     except MISTAKES as mistake:
         if "--debug" in sys.argv:
             raise
@@ -74,6 +75,8 @@ def main() -> None:
 
 def _said(mistake: Exception, arguments: list[str]) -> str:
     """Return what the user reads; a missing package comes with the extra that has it."""
+    if isinstance(mistake, OSError) and mistake.filename and mistake.strerror:
+        return f"{mistake.filename}: {mistake.strerror}"
     command = next((a for a in arguments if a in COMMANDS), None)
     if not isinstance(mistake, ImportError) or command is None:
         return str(mistake)

@@ -54,7 +54,9 @@ def command(
         if reason is not None:
             raise ValueError(f"{model} cannot be converted: {reason}")
         layers = len(hf.families.attention_modules(stock)) * hf.families.passes(stock)
-        print(f"{model}: {type(stock).__name__}, {layers} layers; would be written to {out}")
+        plan = {"model": model, "class": type(stock).__name__, "layers": layers, "out": str(out)}
+        line = f"{model}: {plan['class']}, {layers} layers; would be written to {out}"
+        print(json.dumps(plan) if as_json else line)
         return
     from rich.console import Console
     from rich.progress import Progress

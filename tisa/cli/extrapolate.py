@@ -38,6 +38,7 @@ def command(
     """
     import torch
 
+    from tisa.cli.device import checked
     from tisa.experiments.extrapolation.figure import figure
     from tisa.experiments.extrapolation.measuring import (
         check_vocabulary,
@@ -57,8 +58,7 @@ def command(
         raise ValueError(f"--modes: expected whole and sliding with commas, got {modes!r}")
     if stride < 1:
         raise ValueError(f"--stride: expected at least 1, got {stride}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device: expected a GPU for cuda, got none on this machine")
+    checked(device)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     # What is wrong with any of them is said before the first is measured.
     loaded = [run_folder(folder) for folder in runs]
@@ -72,6 +72,9 @@ def command(
     documents = long_documents(
         head(corpus, 10**12), max(wanted), max_tokens, is_causal=objectives == {"causal"}
     )
+    if out is not None:
+        # Before the minutes of measuring, not after them.
+        out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
         "kind": "extrapolation",
         "trained_at": max(length for length, _ in loaded[0][1]["lengths"]),
@@ -95,7 +98,6 @@ def command(
             {"label": label, "folder": folder.name, "seed": config["seed"], "rows": rows}
         )
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         (out / "extrapolation.json").write_text(json.dumps(record, ensure_ascii=False) + "\n")
         (out / "extrapolation.md").write_text(markdown(record))
         figure(record).savefig(out / "extrapolation.png", dpi=130)

@@ -1,5 +1,7 @@
 """`tisa glue`: the paper's Table 3, cell by cell."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,6 +75,9 @@ def command(
     ] = None,
     only_starts: Annotated[
         bool, typer.Option("--only-starts", help="Fit what cells start from, and train nothing.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the records of these cells (or the plan) as JSON.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be run, and its cost.")
@@ -156,6 +161,9 @@ def command(
     if executor == "stacked":
         check_stackable(_parts(model))
         together = partial(stacks, size=stack)
+    if dry_run and as_json:
+        print(json.dumps([asdict(line) for line in lines]))
+        return
     if dry_run:
         _print_plan(lines, several)
         if executor == "stacked":
@@ -163,7 +171,9 @@ def command(
             _print_stacks(stacks([c for c in cells if c.key not in done], stack))
         return
     if only_starts:
-        _make_starts(cells, settings)
+        made = _make_starts(cells, settings, Console(stderr=as_json))
+        if as_json:
+            print(json.dumps(made, ensure_ascii=False))
         return
     with LiveView(store, several, Console(stderr=True)) as view:
         if executor == "pool":
@@ -177,28 +187,37 @@ def command(
         else:
             place = InProcess(settings, view.step)
         failed = sweep(cells, store, place, view, together)
-    print(f"{len(cells) - len(failed)} of {len(cells)} cells are in {store.path}")
+    if as_json:
+        keys = {cell.key for cell in cells}
+        lines_of = [r.line() for r in store.records() if r.cell.key in keys]
+        print(f"[{','.join(lines_of)}]")
+    else:
+        print(f"{len(cells) - len(failed)} of {len(cells)} cells are in {store.path}")
     if failed:
         raise typer.Exit(1)
 
 
-def _make_starts(cells: list[Any], settings: Any) -> None:
+def _make_starts(cells: list[Any], settings: Any, console: Any) -> list[dict[str, Any]]:
     from dataclasses import replace
 
     from tisa.experiments.glue.training import make_start
 
     fitted = dict.fromkeys(replace(c, seed=0, frozen=False) for c in cells if c.init == "fit")
+    made = []
     for number, cell in enumerate(fitted, start=1):
         about = make_start(
             cell, settings.starts, data_dir=settings.data_dir, device=settings.device
         )
         assert about is not None
-        print(
+        made.append({"task": cell.task, **about})
+        console.print(
             f"{number}/{len(fitted)} {cell.task} {about['start']}: {about['key']}, cosine to the "
             f"original {about['cosine']:.4f}, fitted in {about['seconds']:.1f} s",
-            flush=True,
-        )
-    print(f"{len(fitted)} starts are in {settings.starts}")
+            highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
+    where = f"{len(fitted)} starts are in {settings.starts}"
+    console.print(where, highlight=False, markup=False, soft_wrap=True)
+    return made
 
 
 def _parts(text: str) -> list[str]:

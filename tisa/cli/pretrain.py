@@ -115,8 +115,10 @@ def command(
         made = prepared_by(
             data or [], dataset, tokenizer, split, text_column, prepare, min_tokens, max_tokens
         )
-        count = len(made.ends)
-        print(f"{count:,} documents, {int(made.ends[-1]):,} tokens in {prepare}")
+        count, tokens = len(made.ends), int(made.ends[-1])
+        found = {"documents": count, "tokens": tokens, "folder": str(prepare)}
+        line = f"{count:,} documents, {tokens:,} tokens in {prepare}"
+        print(json.dumps(found) if as_json else line)
         return
     if out is None:
         raise ValueError("--out: expected the folder of the run, got none")
@@ -141,20 +143,23 @@ def command(
         held_out, _ = opened([valid], None, tokenizer, split, text_column)
     check_corpora(config, corpus, held_out)
     if dry_run:
-        for line in plan(config, corpus, settings):
-            print(line)
+        lines = plan(config, corpus, settings)
+        print(json.dumps(lines, ensure_ascii=False) if as_json else "\n".join(lines))
         return
     first = is_first_process(settings)
     view: Any = view_for(steps) if first else Silent()
-    stopping = _Stopping()
-    try:
-        record = run(
-            config, corpus, out, valid=held_out, settings=settings, view=view,
-            command=" ".join(["tisa", *sys.argv[1:]]), stop=stopping, save_tokenizer=save_tokenizer,
-        )  # fmt: skip
-    finally:
-        if isinstance(view, Bar):
-            view.close()
+    with _Stopping() as stopping:
+        try:
+            record = run(
+                config, corpus, out, valid=held_out, settings=settings, view=view,
+                command=" ".join(["tisa", *sys.argv[1:]]), stop=stopping,
+                save_tokenizer=save_tokenizer,
+            )  # fmt: skip
+        finally:
+            if isinstance(view, Bar):
+                view.close()
+    if record is None and stopping.asked == signal.SIGINT:
+        raise typer.Exit(130)
     if as_json and record is not None and first:
         print(json.dumps(record, ensure_ascii=False))
 
@@ -162,18 +167,26 @@ def command(
 class _Stopping:
     """Whether Ctrl-C was pressed or the job was told to end; a second time ends it at once."""
 
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
     def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
+        self.asked: int | None = None
+
+    def __enter__(self) -> "_Stopping":
+        self._before = {number: signal.signal(number, self._ask) for number in self.SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _ask(self, number: int, frame: object) -> None:
-        self.asked = True
-        for each in (signal.SIGINT, signal.SIGTERM):
+        self.asked = number
+        for each in self.SIGNALS:
             signal.signal(each, signal.SIG_DFL)
 
     def __call__(self) -> bool:
-        return self.asked
+        return self.asked is not None
 
 
 def _options(text: str) -> dict[str, Any]:

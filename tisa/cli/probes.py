@@ -39,15 +39,20 @@ def command(
         TimeRemainingColumn,
     )
 
+    from tisa.cli.device import checked
     from tisa.experiments.probes.figure import figure
     from tisa.experiments.probes.race import RACERS, ProbeConfig, names_of, race
     from tisa.experiments.probes.tables import markdown
     from tisa.experiments.probes.tasks import TASKS
     from tisa.positions import METHODS
 
+    checked(device)
     config = ProbeConfig(length=length, steps=steps, seed=seed)
     chosen = names_of(methods, METHODS, "--methods", RACERS)
     asked = names_of(tasks, TASKS, "--tasks", tuple(TASKS))
+    if out is not None:
+        # Before the minutes of training, not after them.
+        out.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(),
                TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -59,7 +64,6 @@ def command(
             ),
         )  # fmt: skip
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         (out / "probes.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         (out / "probes.md").write_text(markdown(record))
         figure(record).savefig(out / "probes.png", dpi=130)

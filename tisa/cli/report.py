@@ -1,5 +1,6 @@
 """`tisa report`: the records of `tisa glue` as Table 3."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,17 +17,21 @@ def command(
     score: Annotated[
         str, typer.Option(help="last: of each run the last evaluation; best: the best one.")
     ] = "last",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print every cell as JSON instead of the table.")
+    ] = False,
 ) -> None:
     """Print Table 3 (a) and (b) from finished runs, and write it as Markdown, LaTeX, CSV, a figure.
 
     Medians, spread and number of seeds of every cell; Δ with its interval and its S; the share of
     the loss from removing positions that each row gives back. Missing cells are shown as missing.
 
-    Examples: `tisa report table3`, `tisa report table3 --out docs/table3`
+    Examples: `tisa report table3`, `tisa report table3 --out docs/table3`,
+    `tisa report table3 --json`
     """
     from tisa.experiments.glue.store import Store
     from tisa.experiments.glue.summary import summary
-    from tisa.experiments.glue.tables import latex, markdown, table_csv
+    from tisa.experiments.glue.tables import latex, markdown, table_csv, table_data
 
     records = []
     for folder in folders:
@@ -50,6 +55,10 @@ def command(
         (out / "table3.tex").write_text(latex(parts), encoding="utf-8")
         (out / "table3.csv").write_text(table_csv(parts), encoding="utf-8")
         figure(parts).savefig(out / "table3.png", dpi=150)
+    if as_json:
+        found = {"runs": len(records), "score": score, "cells": table_data(parts)}
+        print(json.dumps(found, ensure_ascii=False))
+        return
     print(text)
     if out is not None:
         print(f"written to {out}: table3.md, table3.tex, table3.csv, table3.png")

@@ -2,7 +2,15 @@
 
 Each is a small module with the same four methods (`base.ScoringFunction`): `forward` gives the
 vector that `tisa.attention` takes, `scores` any offsets, `matrix` the dense form, `support` the
-band outside which nothing changes any more.
+band outside which nothing changes any more. Every line imports only from lines above it:
+
+    base.py      what all of them do: vector, matrix, support, float32
+    tisa.py      radial-basis kernels: the paper
+    tisa_v2.py   soft steps and a slope
+    t5.py        learned buckets
+    alibi.py     fixed slopes
+    kerple.py    learned decays
+    near_far.py  TISA near, a learned decay far: ours
 """
 
 from tisa.scoring.alibi import ALiBi

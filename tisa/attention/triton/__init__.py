@@ -1,9 +1,20 @@
 """The fused backend: attention with scores at the speed of attention without them.
 
-One idea per file: `tiles` (most tiles of a long sequence need one number), `forward`, `backward`
-(recomputed, no atomics), `scores` (the gradient of the score vector), `small` (short sequences, all
-at once), `decode` (one query, many keys); then `configs` (tile sizes), `plan` (what is launched),
-`launch` (how), `operators` (what PyTorch sees).
+docs/attention.md derives it. Every line imports only from lines above it:
+
+    tiles.py           where a tile stands, what it adds to the logits
+    forward.py         attention
+    scores.py          the gradient of the score vector
+    backward_query.py  the gradient of the query, and what the others need
+    backward_key.py    the gradients of key and value
+    small.py           the whole backward pass of short sequences
+    decode.py          one query against many keys
+    configs.py         tile sizes
+    problem.py         a call's inputs as the kernels read them
+    plan.py            which kernels a forward pass launches
+    plan_backward.py   which a backward pass launches: only what is needed
+    launch.py          how they are launched, and remembered
+    operators.py       what PyTorch sees of it
 """
 
 import math

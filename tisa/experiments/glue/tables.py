@@ -1,9 +1,10 @@
-"""The numbers of Table 3 as Markdown, LaTeX and CSV."""
+"""The numbers of Table 3 as Markdown, LaTeX, CSV and plain data."""
 
 import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tisa.experiments.glue.record import Record
 from tisa.experiments.glue.summary import Difference, Entry, Part
@@ -78,34 +79,52 @@ def table_csv(parts: Sequence[Part]) -> str:
     """Return every cell in a line of its own; a missing one has 0 seeds and empty fields."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["model", "part", "task", "metric", "variant", "seeds", "median", "min", "max",
-         "difference", "difference_low", "difference_high",
-         "given_back_percent", "given_back_low", "given_back_high"]
-    )  # fmt: skip
+    for number, cell in enumerate(table_data(parts)):
+        del cell["scores"]
+        if number == 0:
+            writer.writerow(cell)
+        writer.writerow([_plain(value) for value in cell.values()])
+    return text.getvalue()
+
+
+def table_data(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """Return every cell as plain data; a missing one has no scores, and None for its numbers."""
+    found = []
     for part in parts:
         for task in part.tasks:
             for name in dict.fromkeys([part.baseline, *(c.variant for c in part.variants)]):
                 entry = part.entry(name, task)
-                numbers: list[float | None] = [None] * 3
-                if entry.scores:
-                    numbers = [entry.median, entry.low, entry.high]
                 above = part.difference(name, task)
-                interval = above.interval if above is not None else None
                 share = part.given_back(name, task) if part.letter == "b" else None
-                writer.writerow(
-                    [part.model, part.letter, task, task_named(task).main_metric, name,
-                     len(entry.scores), *map(_plain, numbers),
-                     _plain(above.value if above is not None else None),
-                     *map(_plain, interval or (None, None)),
-                     _plain(share.value if share is not None else None),
-                     *map(_plain, (share and share.interval) or (None, None))]
-                )  # fmt: skip
-    return text.getvalue()
+                found.append(
+                    {
+                        "model": part.model,
+                        "part": part.letter,
+                        "task": task,
+                        "metric": task_named(task).main_metric,
+                        "variant": name,
+                        "seeds": len(entry.scores),
+                        "median": entry.median if entry.scores else None,
+                        "min": entry.low if entry.scores else None,
+                        "max": entry.high if entry.scores else None,
+                        **_numbers("difference", "difference", above),
+                        **_numbers("given_back_percent", "given_back", share),
+                        "scores": entry.scores,
+                    }
+                )
+    return found
 
 
-def _plain(number: float | None) -> str:
-    return "" if number is None else f"{number:.4f}"
+def _numbers(name: str, prefix: str, found: Difference | None) -> dict[str, float | None]:
+    low, high = (found and found.interval) or (None, None)
+    value = None if found is None else found.value
+    return {name: value, f"{prefix}_low": low, f"{prefix}_high": high}
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return "" if value is None else str(value)
 
 
 def _entry(entry: Entry) -> str:

