@@ -17,7 +17,8 @@ def run(script, *arguments):
     )  # fmt: skip
 
 
-def test_demo(tmp_path):
+@pytest.mark.full
+def test_find_the_offset(tmp_path):
     answer = run("examples/find_the_offset.py", "--steps", 120, "--out", tmp_path / "new" / "demo")
     assert answer.returncode == 0, answer.stderr
     result = json.loads((tmp_path / "new" / "demo" / "result.json").read_text())
@@ -30,7 +31,7 @@ def test_demo(tmp_path):
     assert (tmp_path / "new" / "demo" / "curves.png").stat().st_size > 10_000
 
 
-def test_demo_refuses_nonsense(tmp_path):
+def test_find_the_offset_refuses_nonsense(tmp_path):
     answer = run("examples/find_the_offset.py", "--steps", 0, "--out", tmp_path)
     assert answer.returncode == 2
     assert "--steps must be at least 1, got 0" in answer.stderr

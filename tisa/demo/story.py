@@ -86,7 +86,8 @@ def tell(
             progress=lambda doing, share: progress(Told("model", doing, share)),
         ) as opened,
     ):  # fmt: skip
-        key = {"settings": asdict(settings), "origin": opened.origin, "tisa": tisa.__version__}
+        same = {name: value for name, value in opened.origin.items() if name != "why"}
+        key = {"settings": asdict(settings), "origin": same, "tisa": tisa.__version__}
         parts = Parts(out / "parts", key, fresh=fresh)
         demo: dict[str, Any] = {
             "about": surroundings(command, torch.device(settings.device)),
