@@ -121,7 +121,7 @@ class _Bars:
             TextColumn("{task.fields[number]}"), TextColumn("{task.description:44.44}"),
             BarColumn(bar_width=24), TimeElapsedColumn(),
         )  # fmt: skip
-        self.progress = Progress(*columns, console=console)
+        self.progress = Progress(*columns, console=console, transient=True)
         self.tasks: dict[str, Any] = {}
 
     def __enter__(self) -> "_Bars":
@@ -134,8 +134,8 @@ class _Bars:
     def show(self, told: Any) -> None:
         from tisa.demo.story import CHAPTERS
 
+        number = f"{list(CHAPTERS).index(told.chapter) + 1}/{len(CHAPTERS)}"
         if told.chapter not in self.tasks:
-            number = f"{list(CHAPTERS).index(told.chapter) + 1}/{len(CHAPTERS)}"
             self.tasks[told.chapter] = self.progress.add_task("", total=None, number=number)
         task = self.tasks[told.chapter]
         total = None if told.share is None else 1.0
@@ -143,17 +143,18 @@ class _Bars:
         if told.found is None:
             self.progress.update(task, description=told.doing)
             return
-        self.progress.update(task, description=CHAPTERS[told.chapter])
-        self.progress.stop_task(task)
-        self.progress.console.print(f"  {_found(told.chapter, told.found)}", soft_wrap=True)
+        self.progress.remove_task(self.tasks.pop(told.chapter))
+        line = f"{number} {CHAPTERS[told.chapter]}: {_found(told.chapter, told.found)}"
+        self.progress.console.print(line, soft_wrap=True, markup=False)
 
 
 def _found(chapter: str, demo: dict[str, Any]) -> str:
     """Return one line about a finished chapter."""
     found = demo[chapter]
     if chapter == "model":
-        why = f" (no pretrained model: {found['why']})" if found["kind"] == "small" else ""
-        return f"{found['name']}: {found['parameters']:,} numbers{why}"
+        why = f". No pretrained model: {found['why']}" if found["kind"] == "small" else ""
+        anew = ". Chapters of other settings are forgotten" if demo["begun_anew"] else ""
+        return f"{found['name']}, {found['parameters']:,} numbers{why}{anew}"
     if chapter == "positions":
         return (
             f"distance alone explains {found['r2']:.2f} of P, {found['off_diagonal']:.2f} off its "

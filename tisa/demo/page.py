@@ -153,7 +153,8 @@ def _pairs(demo: dict[str, Any], stages: list[str]) -> str:
         for i, (one, other) in enumerate(demo["removed"]["pairs"][:4])
     )
     return (
-        '<figure class="card"><h3>How alike are these two?</h3><div class="scroll"><table><thead>'
+        '<figure class="card"><h3>How alike are these two?</h3><div class="scroll">'
+        '<table class="sentences"><thead>'
         f"<tr><th></th>{header}</tr></thead><tbody>{rows}</tbody></table></div><figcaption>Cosine "
         "of the two vectors; at 1 the model cannot tell them apart.</figcaption></figure>"
     )

@@ -22,7 +22,7 @@ class Settings:
     quick: bool = False
     fit_texts: int = 64
     num_kernels: int = 5
-    distil_steps: int = 60
+    distil_steps: int = 30
     held_out: int = 40
     deeds: int = 24
     race_methods: tuple[str, ...] = (
