@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tisa.demo.settings import Settings, one_thread
+from tisa.demo.settings import Settings
 from tisa.experiments.criteria import table
 from tisa.experiments.criteria.paper import CRITERIA, TABLE_1
 from tisa.experiments.criteria.settings import Settings as CriteriaSettings
@@ -44,8 +44,7 @@ def probes(settings: Settings, progress: Callable[[str, float], None]) -> dict[s
     rows = []
     for number, (task, method) in enumerate(runs):
         progress(f"{task}: {method}", number / len(runs))
-        with one_thread():
-            found = race.run(config, method, task, torch.device(settings.device))
+        found = race.run(config, method, task, torch.device(settings.device))
         rows.append({"task": task, "method": method} | found)
     return {
         "rows": rows,

@@ -1,7 +1,5 @@
 """How large the demo is: minutes on two cores, or a quick form that only shows that it runs."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -42,17 +40,6 @@ class Settings:
                 f"--device: expected one that this machine has, got {self.device!r}: "
                 f"{str(refusal).splitlines()[0]}"
             ) from None
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one core: in tiny models threads mostly wait, for each other or for neighbours."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def quick(seed: int = 0, device: str = "cpu") -> Settings:

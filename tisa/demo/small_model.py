@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tisa.demo.sentences import DEEDS, HELD_OUT, TRAINING
-from tisa.demo.settings import Settings, one_thread
+from tisa.demo.settings import Settings
 from tisa.hf.default_text import SENTENCES
 
 LONGEST, MASKED = 48, 0.2
@@ -36,8 +36,7 @@ def small_model(
     for old in (folder, unfinished):
         shutil.rmtree(old, ignore_errors=True)
     tokenizer = _tokenizer()
-    with one_thread():
-        model = _trained(tokenizer, settings, progress)
+    model = _trained(tokenizer, settings, progress)
     unfinished.mkdir(parents=True)
     model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
