@@ -311,6 +311,10 @@ def test_the_record_is_of_a_whole_demo_about_a_real_model():
     page = (ROOT / "docs/demo.md").read_text()
     for chapter, seconds in record["seconds"].items():
         assert f"| {chapter} | {seconds:.0f} s |" in page
+    removed = record["removed"]
+    for found in (removed["zeroed"], removed["mean"], record["kernels"], record["distilled"]):
+        cells = f"| {found['closeness']:.3f} | {100 * found['orders']:.1f} % |"
+        assert f"{cells} {100 * found['pairs']:.1f} % |" in page
 
 
 @pytest.mark.full
