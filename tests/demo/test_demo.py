@@ -288,7 +288,7 @@ def test_the_page_in_a_browser(out, demo):
             unnamed = "svg:not([aria-label]):not([aria-hidden])"
             assert page.locator(unnamed).count() == 0
             curve = page.locator("#large .curve").get_attribute("d")
-            page.locator(".head").nth(demo["curves"]["count"] - 1).click()
+            page.locator('.head[aria-pressed="false"]').first.click()
             page.locator("#words button").nth(2).click()
             assert page.locator("#large .curve").get_attribute("d") != curve
             assert page.locator('.head[aria-pressed="true"]').count() == 1

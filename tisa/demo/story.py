@@ -160,7 +160,7 @@ def _makers(
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Compute on one core: for such small models two are hardly faster, and on a busy machine,
-    where threads wait for each other, four times slower.
+    where threads wait for each other, several times slower.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
