@@ -11,10 +11,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tisa import cli
 from tisa.demo import comparing, replacing, story
+from tisa.demo.measuring import recognised
 from tisa.demo.parts import Parts
 from tisa.demo.settings import Settings, quick
 
@@ -132,6 +134,18 @@ def test_without_positions_no_word_order_is_seen(demo):
     assert demo["removed"]["original"]["closeness"] == pytest.approx(1)
     assert demo["model"]["kind"] == "small"
     assert "--offline" in demo["model"]["why"]
+
+
+def test_a_vector_is_recognised_by_the_nearest_of_its_group():
+    theirs = torch.eye(4).expand(3, 4, 4)
+    assert recognised(theirs, theirs) == 1
+    assert recognised(theirs.roll(1, 1), theirs) == 0
+    ours = theirs.clone()
+    ours[0, :2] = theirs[0, [1, 0]]  # in one group of three, two of four are exchanged
+    assert recognised(ours, theirs) == pytest.approx(10 / 12)
+    # All alike, up to the rounding of sums: chance, wherever the nearest happens to lie.
+    blind = torch.ones(3, 4, 4) + 1e-6 * torch.rand(3, 4, 4)
+    assert recognised(blind, theirs) == 0.25
 
 
 def test_an_interrupted_demo_goes_on_where_it_stopped(out, demo, tmp_path, monkeypatch):
