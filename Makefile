@@ -21,7 +21,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 demo: $(READY)
-	$(BIN)/python examples/find_the_offset.py --out demo
+	$(BIN)/tisa demo --out demo
 
 # The pages of docs/ as a site in site/; a broken link is an error.
 docs: $(READY)

@@ -1,4 +1,4 @@
-"""`make demo`: a small TISA encoder learns a task that only position can solve.
+"""A small TISA encoder learns a task that only position can solve.
 
 Every token carries a letter and a question. The question is an offset: "which letter stands 3
 places before me?" The letters are random, so nothing but the place of a token tells the answer. The

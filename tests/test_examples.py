@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-# `make demo` has its own test, in test_scripts.py.
+# The README's first figure has its own test, in test_scripts.py.
 NAMES = sorted(p.stem for p in EXAMPLES.glob("*.py") if p.stem != "find_the_offset")
 
 

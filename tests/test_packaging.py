@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("hf", "analysis", "experiments", "cluster", "dev")
+EXTRAS = ("hf", "analysis", "experiments", "cluster", "demo", "dev")
 JUNK = ("__pycache__", ".pyc", ".venv", ".mypy_cache", ".ruff_cache")
 
 
@@ -81,6 +81,8 @@ MISSING = [
     ("rich.console", "tisa analyze model", "analysis"),
     ("huggingface_hub", "tisa analyze somebody/model", "analysis"),
     ("matplotlib", "tisa criteria --out new", "experiments"),
+    ("transformers", "tisa demo --out new", "demo"),
+    ("torchdiffeq", "tisa demo --out new --offline", "demo"),
     ("transformers", "tisa glue model --out new", "experiments"),
     ("transformers", "tisa report folder", "experiments"),
     ("torchdiffeq", "tisa.SelfAttention(4, 2, position='floater')(torch.ones(1, 3, 4))",

@@ -3,6 +3,7 @@
 analyze.py   what models know about position
 criteria.py  Table 1, measured
 convert.py   a Hugging Face model with scores of the offset
+demo.py      the whole story on one page
 doctor.py    what works on this machine
 extrapolate.py  language models past their training length
 glue.py      Table 3, cell by cell
@@ -24,6 +25,7 @@ COMMANDS: tuple[str, ...] = (
     "analyze",
     "convert",
     "criteria",
+    "demo",
     "doctor",
     "extrapolate",
     "glue",
@@ -36,7 +38,7 @@ COMMANDS: tuple[str, ...] = (
 MISTAKES = (ValueError, TypeError, OSError, ImportError)
 
 # What to install for a command whose packages are missing; for all others "experiments".
-EXTRAS = {"analyze": "analysis", "convert": "hf"}
+EXTRAS = {"analyze": "analysis", "convert": "hf", "demo": "demo"}
 
 
 def app() -> typer.Typer:
