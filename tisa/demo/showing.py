@@ -80,7 +80,7 @@ def race_chart(race: dict[str, Any], task: str) -> str:
     """Return right answers against length, a line for each method."""
     rows = [row for row in race["rows"] if row["task"] == task]
     lengths = race["lengths"]
-    width, height, left, bottom = 460, 260, 44, 34
+    width, height, left, bottom = 460, 260, 52, 34
     places = [left + i * (width - left - 20) / (len(lengths) - 1) for i in range(len(lengths))]
     drawn = []
     for share in (0, 0.25, 0.5, 0.75, 1):
