@@ -211,7 +211,7 @@ def test_rows_hold_every_token_once_and_nothing_twice(corpus_file, objective, le
 def test_masks_are_those_of_bert_and_depend_on_their_key_alone():
     tokens = np.arange(4096) % 256
     tokens[::64] = Bytes.vocabulary.specials.begin
-    places, labels, shown = masked(tokens, 0.15, Bytes.vocabulary, 1, 2, 3)
+    places, labels, shown = (x[0] for x in masked(tokens[None], 0.15, Bytes.vocabulary, 1, 2, 3))
     assert len(places) == round(0.15 * 4096)
     assert np.array_equal(labels, tokens[places])
     assert not (tokens[places] == Bytes.vocabulary.specials.begin).any()
@@ -220,15 +220,16 @@ def test_masks_are_those_of_bert_and_depend_on_their_key_alone():
     assert np.array_equal(shown[untouched], tokens[untouched])
     assert (shown[places] == Bytes.vocabulary.specials.mask).mean() == pytest.approx(0.8, abs=0.05)
     assert (shown[places] == labels).mean() == pytest.approx(0.1, abs=0.04)
-    again = masked(tokens, 0.15, Bytes.vocabulary, 1, 2, 3)
-    other = masked(tokens, 0.15, Bytes.vocabulary, 1, 2, 4)
-    assert all(np.array_equal(a, b) for a, b in zip((places, labels, shown), again, strict=True))
-    assert not np.array_equal(places, other[0])
+    # Beside another row, with a key of its own.
+    both = masked(np.stack([tokens, tokens]), 0.15, Bytes.vocabulary, 1, 2, np.array([4, 3]))
+    for one, two in zip((places, labels, shown), both, strict=True):
+        assert np.array_equal(one, two[1])
+        assert not np.array_equal(one, two[0])
 
 
 def test_a_row_of_special_tokens_has_nothing_to_predict():
     tokens = np.full(16, Bytes.vocabulary.specials.pad)
-    places, labels, shown = masked(tokens, 0.15, Bytes.vocabulary, 0)
+    places, labels, shown = (x[0] for x in masked(tokens[None], 0.15, Bytes.vocabulary, 0))
     assert len(places) == 2
     assert (labels == NO_LABEL).all()
     assert np.array_equal(shown, tokens)

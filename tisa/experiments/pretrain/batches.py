@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from tisa.experiments.pretrain.corpus import Corpus, Place
-from tisa.experiments.pretrain.keyed import uniform, words
+from tisa.experiments.pretrain.keyed import Numbers, uniform, words
 from tisa.experiments.pretrain.rows import Objective, Row, Rows
 from tisa.experiments.pretrain.tokenizers import Vocabulary
 from tisa.shapes import Int, Int32, Tensor
@@ -144,65 +144,62 @@ def batch_of(
     mask_share: float,
     vocabulary: Vocabulary,
 ) -> Batch:
-    """Return rows, each with its key, as one packed batch."""
-    ends = [0]
-    tokens, places, labels = [], [], []
-    for row, key in made:
-        at = ends[-1]
-        if objective == "mlm":
-            chosen, wanted, shown = masked(row.tokens, mask_share, vocabulary, *key)
-        else:
-            chosen, wanted, shown = following(row)
-        tokens.append(shown)
-        places.append(chosen + at)
-        labels.append(wanted)
-        ends.extend(end + at for end in row.ends)
+    """Return rows of one length, each with its key, as one packed batch."""
+    rows = np.stack([row.tokens for row, _ in made])
+    if objective == "mlm":
+        keys = np.array([key for _, key in made]).T
+        chosen, labels, rows = masked(rows, mask_share, vocabulary, *keys)
+        places = chosen + np.arange(len(made))[:, None] * rows.shape[1]
+    else:
+        labels = following(rows, [row for row, _ in made])
+        places = np.arange(rows.size)
+    starts = range(0, rows.size, rows.shape[1])
+    ends = [0, *(end + at for at, (row, _) in zip(starts, made, strict=True) for end in row.ends)]
     # As many pieces as a multiple of twice the rows, the last ones empty: a compiled model sees few
     # different shapes.
     some = 2 * len(made)
     count = -(-(len(ends) - 1) // some) * some
     ends.extend([ends[-1]] * (count + 1 - len(ends)))
     return Batch(
-        torch.from_numpy(np.concatenate(tokens)),
+        torch.from_numpy(rows.ravel()),
         torch.tensor(ends, dtype=torch.int32),
-        torch.from_numpy(np.concatenate(places)),
-        torch.from_numpy(np.concatenate(labels)),
+        torch.from_numpy(places.ravel()),
+        torch.from_numpy(labels.ravel()),
     )
 
 
 def masked(
-    tokens: npt.NDArray[np.int64], share: float, vocabulary: Vocabulary, *key: int
+    rows: npt.NDArray[np.int64], share: float, vocabulary: Vocabulary, *key: int | Numbers
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return places, labels and what is shown, as BERT does it.
+    """Return places, labels and what is shown of each row, as BERT does it.
 
     A share of the places, never a special token; of ten, eight are shown as [mask], one as a random
-    token, one as it is.
+    token, one as it is. The key has a number for each row where it is to be drawn for itself.
     """
     special = vocabulary.specials
     assert special.mask is not None
-    count = max(1, round(share * len(tokens)))
-    drawn = uniform(len(tokens), *key, 1)
-    ordinary = (tokens != special.begin) & (tokens != special.end) & (tokens != special.pad)
-    drawn[~ordinary] = 2.0
-    chosen = np.sort(np.argpartition(drawn, count - 1)[:count])
-    labels = np.where(ordinary[chosen], tokens[chosen], NO_LABEL)
+    count = max(1, round(share * rows.shape[1]))
+    ordinary = (rows != special.begin) & (rows != special.end) & (rows != special.pad)
+    drawn = np.where(ordinary, uniform(rows.shape[1], *key, 1), 2.0)
+    chosen = np.sort(np.argpartition(drawn, count - 1, axis=1)[:, :count], axis=1)
+    tokens = np.take_along_axis(rows, chosen, 1)
+    may = np.take_along_axis(ordinary, chosen, 1)
     fate = uniform(count, *key, 2)
     other = (words(count, *key, 3) % np.uint64(vocabulary.size)).astype(np.int64)
-    new = np.where(fate < 0.8, special.mask, np.where(fate < 0.9, other, tokens[chosen]))
-    shown = tokens.copy()
-    shown[chosen] = np.where(labels == NO_LABEL, tokens[chosen], new)
-    return chosen.astype(np.int64), labels, shown
+    new = np.where(fate < 0.8, special.mask, np.where(fate < 0.9, other, tokens))
+    shown = rows.copy()
+    np.put_along_axis(shown, chosen, np.where(may, new, tokens), 1)
+    return chosen, np.where(may, tokens, NO_LABEL), shown
 
 
-def following(
-    row: Row,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return every place, the token after it in its own piece, and the tokens as they are."""
-    tokens = row.tokens
-    labels = np.append(tokens[1:], NO_LABEL)
-    labels[np.array(row.ends) - 1] = NO_LABEL
-    labels[row.filled :] = NO_LABEL
-    return np.arange(len(tokens)), labels, tokens
+def following(rows: npt.NDArray[np.int64], made: Sequence[Row]) -> npt.NDArray[np.int64]:
+    """Return for every place the token after it in its own piece."""
+    labels = np.full_like(rows, NO_LABEL)
+    labels[:, :-1] = rows[:, 1:]
+    for label, row in zip(labels, made, strict=True):
+        label[np.array(row.ends) - 1] = NO_LABEL
+        label[row.filled :] = NO_LABEL
+    return labels
 
 
 def squared_lengths(row: Row) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.int64] | Words
 
 
 def mixed(words: Words) -> Words:
@@ -18,23 +19,27 @@ def mixed(words: Words) -> Words:
     return words ^ (words >> np.uint64(31))
 
 
-def key_of(*numbers: int) -> Words:
-    """Return one word for a sequence of numbers."""
+def key_of(*numbers: int | Numbers) -> Words:
+    """Return one word for a sequence of numbers; where some are arrays, one for each entry."""
     word = np.zeros(1, dtype=np.uint64)
     for number in numbers:
-        word = mixed(word ^ mixed(np.array([number & (2**64 - 1)], dtype=np.uint64)))
+        if isinstance(number, int):
+            number = np.array([number & (2**64 - 1)], dtype=np.uint64)
+        word = mixed(word ^ mixed(number.astype(np.uint64)))
     return word
 
 
-def words(count: int, *key: int) -> Words:
-    """Return that many random words for a key."""
+def words(count: int, *key: int | Numbers) -> Words:
+    """Return that many random words for a key; where it has arrays, a row for each entry."""
     with np.errstate(over="ignore"):
-        return mixed(
-            key_of(*key) + np.arange(count, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
+        drawn = mixed(
+            key_of(*key)[:, None]
+            + np.arange(count, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
         )
+    return drawn[0] if all(isinstance(number, int) for number in key) else drawn
 
 
-def uniform(count: int, *key: int) -> npt.NDArray[np.float64]:
+def uniform(count: int, *key: int | Numbers) -> npt.NDArray[np.float64]:
     """Return that many numbers in [0, 1)."""
     return (words(count, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
