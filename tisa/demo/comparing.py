@@ -50,7 +50,6 @@ def probes(settings: Settings, progress: Callable[[str, float], None]) -> dict[s
         "rows": rows,
         "lengths": [factor * config.length for factor in config.factors],
         "steps": config.steps,
-        "letters": 16,
         "offset": OFFSET,
         "config": asdict(config),
     }
