@@ -16,8 +16,9 @@ absolute-0 --position absolute --seed 0
 sinusoidal-0 --position sinusoidal --position-options '{"scale": 0.028}' --seed 0
 tisa-1 --position tisa --seed 1
 near-far-1 --position near-far --seed 1
+rotary-1 --position rotary --seed 1
 RUNS
 "$python" runs/pretrain_report.py report "$work/causal" --out "$work/report/causal" || true
 finished=$(for f in "$work"/causal/*/record.json; do dirname "$f"; done)
 "$python" -m tisa.cli extrapolate $finished --data "$data/wiki-valid" --lengths "${LENGTHS:-512,1024,2048,4096,8192}" \
-  --stride "${STRIDE:-256}" ${READ:---bf16} --out "$out/extrapolation"
+  --stride "${STRIDE:-512}" ${READ:---bf16} --out "$out/extrapolation"

@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Experiment (i): all methods in one encoder, same tokens, seed and recipe; two seeds for four of them.
+# Experiment (i): all methods in one encoder, same tokens, seed and recipe; two seeds for five of them.
 #   runs/pretrain_encoder.sh     (after the gate, with the same STEPS and BATCH_TOKENS; may be started again)
 . "$(dirname "$0")/pretrain_settings.sh"
-# FLOATER first: it keeps the host busy and the GPU idle, so that the others run beside it.
+# The slow ones first, so that the others run beside them.
 "$python" runs/pretrain_grid.py "$work/encoder" --jobs "$jobs" --seconds "$seconds" --collect "$out/encoder.tar.gz" -- $encoder $extra <<'RUNS'
-floater-0 --position floater --position-options '{"stride": 16}' --seed 0
+floater-0 --position floater --position-options '{"stride": 4}' --seed 0
+shaw-0 --position shaw --seed 0
+synthesizer-random-0 --position synthesizer-random --seed 0
+tupe-a-0 --position tupe-a --seed 0
 none-0 --position none --seed 0
 absolute-0 --position absolute --seed 0
 tisa-0 --position tisa --seed 0
@@ -19,8 +22,6 @@ alibi-0 --position alibi --seed 0
 kerple-log-0 --position kerple-log --seed 0
 tisa-v2-0 --position tisa-v2 --seed 0
 sinusoidal-0 --position sinusoidal --position-options '{"scale": 0.028}' --seed 0
-tupe-a-0 --position tupe-a --seed 0
-synthesizer-random-0 --position synthesizer-random --seed 0
-shaw-0 --position shaw --seed 0
+rotary-1 --position rotary --seed 1
 RUNS
 "$python" runs/pretrain_report.py report "$work/encoder" --out "$work/report/encoder" || true
