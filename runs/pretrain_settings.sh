@@ -23,7 +23,7 @@ if [ -n "${MPS:-}" ]; then         # runs compute at the same time instead of in
 fi
 # 16.6 M parameters besides the positions: 4 layers, 512 wide, 8 heads, embeddings of 128 (ALBERT's).
 common="--data $data/wiki-train --valid $data/wiki-valid --hidden 512 --layers 4 --heads 8 --embedding 128 \
-  --learning-rate ${LEARNING_RATE:-1e-3} --log-every 50 --checkpoint-every 800 --valid-tokens 400000 --steps ${STEPS:-2000} ${FAST:---bf16 --compile}"
-encoder="$common --objective mlm --norm ${NORM:-post} --lengths ${LENGTH:-128} --batch-tokens ${BATCH_TOKENS:-32768} --evaluate-every ${EVERY:-200}"
-decoder="$common --objective causal --lengths 512 --batch-tokens ${BATCH_TOKENS:-16384} --evaluate-every ${EVERY:-500}"
+  --learning-rate ${LEARNING_RATE:-1e-3} --log-every 50 --checkpoint-every 800 --valid-tokens 400000 ${FAST:---bf16 --compile}"
+encoder="$common --objective mlm --norm ${NORM:-post} --lengths ${LENGTH:-128} --batch-tokens ${BATCH_TOKENS:-32768} --steps ${STEPS:-2600} --evaluate-every ${EVERY:-200}"
+decoder="$common --objective causal --lengths 512 --batch-tokens ${BATCH_TOKENS:-16384} --steps ${STEPS:-2000} --evaluate-every ${EVERY:-500}"
 extra=${EXTRA:-}                   # further options, for a rehearsal on a CPU: see docs/pretraining.md

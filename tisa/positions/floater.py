@@ -179,22 +179,22 @@ def _steps(
     A step waits for the one before it, so on a GPU the host's time is all that counts: what each
     map adds for the time is made for all times at once, and the host never asks for a number.
     """
-    first, bias, second, second_bias = (p.to(state.dtype) for p in parameters)
-    share = torch.arange(3 * len(times) - 2, dtype=times.dtype, device=times.device) / 3
-    thirds = (times[0] + share * wide).to(state.dtype)
-    maps = [
-        (weight[:, :-1].t(), torch.addr(offset.expand(len(thirds), -1), thirds, weight[:, -1]))
-        for weight, offset in ((first, bias), (second, second_bias))
-    ]
-    (inner, inner_added), (outer, outer_added) = maps
-    added = list(zip(inner_added.unbind(), outer_added.unbind(), strict=True))
-
-    def slope(state: Tensor, third: int) -> Tensor:
-        hidden = torch.addmm(added[third][0], state, inner).relu()
-        return torch.addmm(added[third][1], hidden, outer)
-
-    states = [state]
+    # All of it: autocast would make what a map adds (`addr`) a bfloat16 on a GPU.
     with torch.autocast(state.device.type, enabled=False):
+        first, bias, second, second_bias = (p.to(state.dtype) for p in parameters)
+        share = torch.arange(3 * len(times) - 2, dtype=times.dtype, device=times.device) / 3
+        thirds = (times[0] + share * wide).to(state.dtype)
+        (inner, inner_added), (outer, outer_added) = (
+            (weight[:, :-1].t(), torch.addr(offset.expand(len(thirds), -1), thirds, weight[:, -1]))
+            for weight, offset in ((first, bias), (second, second_bias))
+        )
+        added = list(zip(inner_added.unbind(), outer_added.unbind(), strict=True))
+
+        def slope(state: Tensor, third: int) -> Tensor:
+            hidden = torch.addmm(added[third][0], state, inner).relu()
+            return torch.addmm(added[third][1], hidden, outer)
+
+        states = [state]
         for third in range(0, len(thirds) - 1, 3):
             k1 = slope(state, third)
             k2 = slope(torch.add(state, k1, alpha=wide / 3), third + 1)
@@ -202,7 +202,7 @@ def _steps(
             k4 = slope(torch.add(state, k1 - k2 + k3, alpha=wide), third + 3)
             state = torch.add(state, k1 + k4 + 3 * (k2 + k3), alpha=wide / 8)
             states.append(state)
-    return torch.stack(states)
+        return torch.stack(states)
 
 
 def _torchdiffeq() -> Any:
