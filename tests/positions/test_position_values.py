@@ -130,6 +130,8 @@ def test_floater_solutions_are_kept_and_renewed(monkeypatch):
     from tisa.positions import floater
 
     position = build_position("floater", PositionConfig(hidden_size=8, num_attention_heads=2))
+    optimizer = torch.optim.AdamW([position.starts], lr=1.0, fused=True)
+    position.starts.grad = torch.ones_like(position.starts)
     asked, derivative = [], floater.derivative
     monkeypatch.setattr(floater, "derivative", lambda *a: (asked.append(1), derivative(*a))[1])
     with torch.no_grad():
@@ -148,6 +150,12 @@ def test_floater_solutions_are_kept_and_renewed(monkeypatch):
         position.starts.sub_(1.0)
         torch.testing.assert_close(position.solve(23), longer)
         assert len(asked) == 22 * 5 * 4
+        # Neither of these leaves a trace on what it changes, not even its version.
+        for change in (lambda: position.starts.data.add_(1.0), optimizer.step):
+            before = position.solve(23)
+            change()
+            assert not torch.allclose(position.solve(23), before)
+    position.starts.grad = None
     position.solve(5).sum().backward()
     assert position.flow.first.weight.grad.abs().sum() > 0
     assert position.starts.grad.abs().sum() > 0

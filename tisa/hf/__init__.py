@@ -3,8 +3,7 @@
     converted = tisa.hf.convert(model, positions="replace", init="fit", calibration=texts)
 
 attention.py     what transformers' attention interface calls
-bands.py         which offsets need a look, for all layers at once
-vectors.py       the scores of all layers at once
+together.py      scores and bands of all layers at once
 modules.py       attention that owns its scores, embeddings without positions
 families.py      what there is to convert in a model, or why there is none
 models.py        config and model types, Auto classes, save and load

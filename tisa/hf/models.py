@@ -16,9 +16,8 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tisa.hf import attention, families
-from tisa.hf.bands import Bands
 from tisa.hf.modules import Folded, MPNetScores, NoPositions, OwnScores, Passes, become
-from tisa.hf.vectors import Vectors
+from tisa.hf.together import Together
 from tisa.scoring import TISA, ScoringFunction
 from tisa.shapes import Tensor
 
@@ -111,12 +110,10 @@ def attach(model: PreTrainedModel) -> None:
     tisa = model.config.tisa
     passes = 1 if tisa["shared"] else families.passes(model)
     owners = families.attention_modules(model)
-    bands = Bands(owners)
     for module in owners:
         heads = families.num_heads(module, model.config)
         become(module, MPNetScores if families.is_mpnet(module) else OwnScores)
         module.config = model.config
-        module.bands = bands
         if isinstance(module, MPNetScores):
             module.keeps_relative_bias = tisa["positions"] == "keep"
         module.offset_scores = nn.ModuleList(
@@ -190,14 +187,13 @@ def _announce(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
 
 
 def _together(module: Any) -> dict[str, Any]:
-    """Return the means to compute all layers' scores at once, where that is the same."""
+    """Return the means to compute all layers' scores and bands at once, where that is the same."""
     known = module.config.tisa["base_model_type"] in families.LOADED_TYPES
     if torch.compiler.is_compiling() or not known:
         return {}
     # A layer that is computed again in the backward pass needs scores of its own.
-    if module.training and module.is_gradient_checkpointing:
-        return {}
-    return {"tisa_vectors": Vectors(module.tisa_owners)}
+    again = module.training and module.is_gradient_checkpointing
+    return {"tisa_together": Together(module.tisa_owners, with_vectors=not again)}
 
 
 @cache

@@ -14,7 +14,6 @@ from torch import nn
 
 from tisa.attention import attention
 from tisa.hf.attention import additive, own_name
-from tisa.hf.bands import Bands
 from tisa.offsets import to_matrix, to_vector
 from tisa.shapes import Float, Int32, Tensor
 
@@ -49,8 +48,6 @@ class OwnScores(_Mixed):
     offset_scores: nn.ModuleList
     # Called with (module, query, key, mask, scaling, kwargs) before attending; used by the fit.
     observer: Any = None
-    # One for the whole model.
-    bands: Bands
 
     @property
     def config(self) -> Any:
@@ -69,9 +66,9 @@ class OwnScores(_Mixed):
         if shared is not None and shared.shape[-1] == queries + keys - 1:
             return shared
         scoring, start = self._scoring(kwargs), kwargs.get("tisa_query_start")
-        vectors = kwargs.get("tisa_vectors")
-        if vectors is not None and start is None:
-            known = vectors.of(scoring, queries, keys)
+        together = kwargs.get("tisa_together")
+        if together is not None and start is None:
+            known = together.vector(scoring, queries, keys)
             if known is not None:
                 return known
         return scoring(queries, keys, query_start=start)
@@ -85,7 +82,9 @@ class OwnScores(_Mixed):
         # A compiled program is for any length.
         if not torch.compiler.is_compiling() and keys <= FEW_KEYS:
             return None
-        return self.bands.of(self._scoring(kwargs), query.dtype)
+        scoring, together = self._scoring(kwargs), kwargs.get("tisa_together")
+        known = None if together is None else together.band(scoring, query.dtype)
+        return scoring.band(query.dtype) if known is None else known
 
     def _scoring(self, kwargs: dict[str, Any]) -> Any:
         scores = self.offset_scores

@@ -72,7 +72,7 @@ class Floater(Position):
         self.substeps = substeps
         self.flow = Flow(config.hidden_size)
         self.starts = nn.Parameter(torch.empty(self.copies, 3, config.hidden_size))
-        self._kept: tuple[object, Tensor] | None = None
+        self._kept: tuple[list[Tensor], Tensor] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -99,10 +99,10 @@ class Floater(Position):
         parameters = list(self.parameters())
         if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
             return self._flow_from(start, 0, length)
-        now = [(p.data_ptr(), p._version, p.dtype, p.device) for p in parameters]
-        if self._kept is None or self._kept[0] != now:
-            self._kept = (now, self._flow_from(start, 0, length))
-        solved = self._kept[1]
+        if self._kept is None or not _same(self._kept[0], parameters):
+            copies = [p.detach().clone() for p in parameters]
+            self._kept = (copies, self._flow_from(start, 0, length))
+        now, solved = self._kept
         if 0 < solved.shape[2] < length:
             # A decoder asks for one position more each time: the flow goes on from the last.
             more = self._flow_from(solved[:, :, -1], solved.shape[2] - 1, length)
@@ -203,6 +203,17 @@ def _steps(
             state = torch.add(state, k1 + k4 + 3 * (k2 + k3), alpha=wide / 8)
             states.append(state)
         return torch.stack(states)
+
+
+def _same(kept: Sequence[Tensor], parameters: Sequence[Tensor]) -> bool:
+    """Return whether these are the parameters still.
+
+    By their values: a fused optimiser, or whoever writes to `.data`, changes them without a trace.
+    """
+    return all(
+        one.device == other.device and one.dtype == other.dtype and torch.equal(one, other)
+        for one, other in zip(kept, parameters, strict=True)
+    )
 
 
 def _torchdiffeq() -> Any:

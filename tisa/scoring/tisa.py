@@ -91,10 +91,10 @@ class TISA(ScoringFunction):
         """Return the band outside which every kernel and all its derivatives are below `eps`.
 
         With u = k − c and E = exp(−|b|u²), the derivatives by a, b, c are E, a·u²·E and a·2|b|u·E.
-        An amplitude below 1 is taken as 1: it may be 0 now and still has to learn. The sharpness
-        x = |b|u² at which all three are down to eps/S solves x = L + max(0, ln(x/|b|), ln 2√(|b|x))
-        with L = ln(max(1, |a|)·S/eps). The right side is concave in x, so repeating it from a start
-        above the solution comes down to it and never falls below.
+        An amplitude below 1 is taken as 1: it may be 0 now and still has to learn. With
+        L = ln(max(1, |a|)·S/eps), x = |b|u² must be at least L, L − ln|b| + ln x (for b) and
+        L + ln 2√|b| + ½ ln x (for c). Both are concave in x: where a tangent of theirs meets x is
+        never below the smallest such x, and three tangents come near enough to it.
         """
         if self.num_kernels == 0:
             return torch.zeros(
@@ -110,14 +110,16 @@ class TISA(ScoringFunction):
             # A flat kernel (b = 0) has no band: its width goes beyond every offset.
             b = b.abs().clamp(torch.finfo(b.dtype).tiny, 1e30)
             level = torch.log(a.abs().clamp_min(1.0) * (self.num_kernels / eps))
-            x = 2 * (level + b.log().abs() + 2)
-            for _ in range(12):
-                by_sharpness = x.log() - b.log()
-                by_offset = math.log(2) + (b.log() + x.log()) / 2
-                x = level + torch.maximum(by_sharpness, by_offset).clamp_min(0.0)
-                # u²·E falls only from x = 1 on.
-                x = x.clamp_min(1.0)
-            reach = torch.sqrt(x / b)
+            log_b = b.log()
+            base = torch.stack((level - log_b - 1, level + log_b / 2 + (math.log(2) - 0.5)))
+            share = 1 / torch.arange(1, 3, dtype=base.dtype, device=base.device).view(2, 1, 1)
+            x = 2 * (level + log_b.abs() + 2)
+            for _ in range(3):
+                # The tangent at x = 2 or beyond: nearer to 1 it would never meet x.
+                x = x.clamp_min(2.0)
+                x = (base + share * x.log()) / (1 - share / x)
+            # u²·E falls only from x = 1 on.
+            reach = torch.sqrt(torch.maximum(x.amax(0), level).clamp_min(1.0) / b)
             return self._bands((c - reach).amin(1), (c + reach).amax(1))
 
     def extra_repr(self) -> str:
