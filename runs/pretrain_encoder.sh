@@ -4,7 +4,7 @@
 . "$(dirname "$0")/pretrain_settings.sh"
 # The slow ones first, so that the others run beside them.
 "$python" runs/pretrain_grid.py "$work/encoder" --jobs "$jobs" --seconds "$seconds" --collect "$out/encoder.tar.gz" -- $encoder $extra <<'RUNS'
-floater-0 --position floater --position-options '{"stride": 4}' --seed 0
+CUDA_MPS_CLIENT_PRIORITY=0 floater-0 --position floater --position-options '{"stride": 16}' --seed 0
 shaw-0 --position shaw --seed 0
 synthesizer-random-0 --position synthesizer-random --seed 0
 tupe-a-0 --position tupe-a --seed 0

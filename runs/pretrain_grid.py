@@ -2,9 +2,9 @@
 
     python3 runs/pretrain_grid.py FOLDER [--jobs 4] [--seconds 500] [--collect FILE] -- OPTIONS
 
-Standard input has a line for each run: its name, then options of its own. OPTIONS are those of all
-runs. A finished run is skipped; one that was stopped goes on. Small results (records, losses,
-tables of positions) are collected in one file.
+Standard input has a line for each run: its name, then options of its own, VARIABLE=VALUE before it
+for the environment. OPTIONS are those of all runs. A finished run is skipped; one that was stopped
+goes on. Small results (records, losses, tables of positions) are collected in one file.
 """
 
 import argparse
@@ -37,11 +37,12 @@ def main() -> None:
         left = arguments.seconds - (time.monotonic() - began)
         # Not worth starting: it would not get beyond compiling.
         while waiting and len(running) < arguments.jobs and left > 60:
-            name, *options = waiting.pop(0)
+            variables, name, options = parted(waiting.pop(0))
             if (arguments.folder / name / "record.json").is_file():
                 print(f"{name}: finished before", flush=True)
                 continue
-            running[start(arguments.folder, name, [*common, *options], left)] = name
+            begun = start(arguments.folder, name, [*common, *options], left, variables)
+            running[begun] = name
         if not running:
             break
         time.sleep(0.2)
@@ -57,12 +58,20 @@ def main() -> None:
             )
     if arguments.collect is not None:
         collect(arguments.folder, arguments.collect)
-    unfinished = [line[0] for line in waiting]
+    unfinished = [parted(line)[1] for line in waiting]
     print(f"not begun: {', '.join(unfinished) or 'none'}; failed: {', '.join(failed) or 'none'}")
     raise SystemExit(1 if failed else 0)
 
 
-def start(folder: Path, name: str, options: list[str], left: float) -> subprocess.Popen:
+def parted(line: list[str]) -> tuple[dict[str, str], str, list[str]]:
+    """Return variables, name and options of a run."""
+    count = next(number for number, word in enumerate(line) if "=" not in word)
+    return dict(word.split("=", 1) for word in line[:count]), line[count], line[count + 1 :]
+
+
+def start(
+    folder: Path, name: str, options: list[str], left: float, variables: dict[str, str]
+) -> subprocess.Popen:
     log = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     command = [
         sys.executable, "-m", "tisa.cli", "pretrain", "--out", str(folder / name),
@@ -73,7 +82,7 @@ def start(folder: Path, name: str, options: list[str], left: float) -> subproces
         "TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "inductor"),
         "TRITON_CACHE_DIR": str(folder.parent / "triton"),
     }  # fmt: skip
-    environment = {**more, **os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**more, **os.environ, "PYTHONPATH": str(ROOT), **variables}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
     os.close(log)
     return process

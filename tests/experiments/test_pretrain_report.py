@@ -27,7 +27,7 @@ CONFIG = {
 
 def record(position, seed, loss, **config):
     seen = {"r2": 0.5, "chance": 0.2, "r2_off_diagonal": 0.1, "chance_off_diagonal": 0.0,
-            "block": 0.03}  # fmt: skip
+            "block": 0.03, "block_squares": 0.2}  # fmt: skip
     return {
         "config": CONFIG | {"position": position, "seed": seed} | config,
         "evaluations": [
@@ -64,10 +64,15 @@ def test_gate():
 
 def test_table():
     table = markdown(groups_of(RECORDS)).splitlines()
-    assert table[2] == "| tisa | 4.4000 | 1 | +0.6100 | 7 | 10.0 ms |"
-    assert table[3] == "| absolute | 4.4950 | 2 (0.0100) | +0.5150 | 7 | 10.0 ms |"
+    assert table[2] == "| tisa | 4.4000 | 1 | +0.6100 | 0.0 M | 7 | 10.0 ms |"
+    assert table[3] == "| absolute | 4.4950 | 2 (0.0100) | +0.5150 | 0.0 M | 7 | 10.0 ms |"
+    # Loss from 5.4 to 4.4 over 10,000 tokens; that of `none` ends at 5.01.
+    assert groups_of(RECORDS)[0].tokens_to(5.01) == pytest.approx(3900.0)
+    assert groups_of(RECORDS)[0].tokens_to(4.3) is None
     assert table[4].startswith("| none | 5.0100 | 2 (0.0200) | +0.0000")
-    assert "| 5 | 0.500 (0.200) | 0.100 (0.000) | 0.030 |" in tables_over_time(groups_of(RECORDS))
+    assert "| 5 | 0.500 (0.200) | 0.100 (0.000) | 0.030 | 0.200 |" in tables_over_time(
+        groups_of(RECORDS)
+    )
     schedule = CONFIG | {
         "lengths": [[128, 0.9], [512, 0.1]],
         "position_options": {"layers": "first"},
@@ -110,7 +115,7 @@ def test_records_are_kept_as_lines(tmp_path):
 @pytest.mark.full
 def test_a_grid_of_runs_is_finished_once(tmp_path):
     (tmp_path / "corpus.txt").write_text(text())
-    lines = "none-0 --position none\nbroken-0 --position lemon\ntisa-0 --position tisa\n"
+    lines = "none-0 --position none\nbroken-0 --position lemon\nSOME=1 tisa-0 --position tisa\n"
     command = [
         sys.executable, ROOT / "runs/pretrain_grid.py", tmp_path / "runs", "--jobs", "1",
         "--collect", tmp_path / "small.tar.gz", "--", "--data", tmp_path / "corpus.txt", "--valid",

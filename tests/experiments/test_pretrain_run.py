@@ -154,6 +154,12 @@ def test_blocks_are_seen():
     assert found["block"] == pytest.approx(1.0)
     assert (found["mean_first"], found["mean_between"]) == (1.0, 0.0)
     assert found["mean_others"] == pytest.approx(0.09)
+    patterned = torch.randn(512, 8)
+    patterned[128:] *= 0.01
+    found = block_contrast(patterned)
+    assert found["block"] < 0.05
+    assert found["block_squares"] > 0.99
+    assert block_contrast(torch.ones(512, 1))["block_squares"] == pytest.approx(1 / 16, abs=1e-3)
 
 
 def test_every_method_starts_from_the_same_weights():

@@ -161,6 +161,26 @@ def test_floater_solutions_are_kept_and_renewed(monkeypatch):
     assert position.starts.grad.abs().sum() > 0
 
 
+@pytest.mark.unchecked
+def test_floater_with_a_stride_goes_into_a_compiled_graph():
+    config = tisa.TransformerConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        position="floater", position_options={"stride": 8},
+    )  # fmt: skip
+    model, tokens = tisa.LanguageModel(config), torch.randint(0, 20, (2, 21))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for one, other in zip(gradients(model, tokens), gradients(compiled, tokens), strict=True):
+        torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend="eager")(tokens), model(tokens))
+
+
+def gradients(model, tokens):
+    model.zero_grad()
+    model(tokens).square().mean().backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
 def test_floater_without_its_solver_names_the_extra(monkeypatch):
     import sys
 

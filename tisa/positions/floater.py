@@ -83,7 +83,12 @@ class Floater(Position):
 
     def shared(self, places: Places) -> Float[Tensor, "copies three tokens hidden"]:
         """Return the solved vectors at the positions of the queries."""
-        return self.solve(places.keys)[:, :, places.positions]
+        if self.stride > 1 and torch.compiler.is_compiling() and torch.is_grad_enabled():
+            # Some dozen plain steps, which a compiler can put into the graph of the rest.
+            solved = self._flow_from(self._start(), 0, places.keys)
+        else:
+            solved = self.solve(places.keys)
+        return solved[:, :, places.positions]
 
     def project(
         self, layer: int, prepared: Prepared
@@ -95,8 +100,7 @@ class Floater(Position):
     @torch.compiler.disable
     def solve(self, length: int) -> Float[Tensor, "copies three length hidden"]:
         """Return p at the first `length` positions, from memory where no gradient is wanted."""
-        start = self.starts.to(torch.promote_types(self.starts.dtype, torch.float32))
-        parameters = list(self.parameters())
+        start, parameters = self._start(), list(self.parameters())
         if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
             return self._flow_from(start, 0, length)
         if self._kept is None or not _same(self._kept[0], parameters):
@@ -109,6 +113,9 @@ class Floater(Position):
             solved = torch.cat((solved, more[:, :, 1:]), dim=2)
             self._kept = (now, solved)
         return solved[:, :, :length]
+
+    def _start(self) -> Float[Tensor, "copies three hidden"]:
+        return self.starts.to(torch.promote_types(self.starts.dtype, torch.float32))
 
     def _flow_from(
         self, state: Float[Tensor, "copies three hidden"], first: int, end: int

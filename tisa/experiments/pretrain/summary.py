@@ -3,6 +3,7 @@
 import json
 import statistics
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,22 @@ class Group:
     def spread(self) -> float | None:
         """The difference between the worst and the best seed, None for one seed."""
         return max(self.losses) - min(self.losses) if len(self.losses) > 1 else None
+
+    def tokens_to(self, level: float) -> float | None:
+        """Return the tokens after which the loss is below a level, None if a seed stays above it.
+
+        Between two evaluations the loss is taken as a straight line; the mean over seeds.
+        """
+        found = [_crossing(record["evaluations"], level) for record in self.records]
+        return None if None in found else statistics.fmean(x for x in found if x is not None)
+
+
+def _crossing(evaluations: list[dict[str, Any]], level: float) -> float | None:
+    for before, after in pairwise(evaluations):
+        if after["loss"] < level:
+            share = (before["loss"] - level) / (before["loss"] - after["loss"])
+            return before["tokens"] + share * (after["tokens"] - before["tokens"])
+    return None
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
@@ -104,22 +121,28 @@ def gate(groups: list[Group], *, times: float = 5.0) -> dict[str, Any]:
 
 
 def markdown(groups: list[Group]) -> str:
-    """Return a line for each method: loss, spread, seeds, positional parameters, time of a step."""
+    """Return a line for each method: loss, spread, seeds, how soon it beats a model without.
+
+    "Passes none after": the million tokens after which it is below the last loss of `none`.
+    """
     none = next((group.mean for group in groups if group.label == "none"), None)
     lines = [
-        "| method | validation loss | seeds (max − min) | better than none by "
+        "| method | validation loss | seeds (max − min) | better than none by | passes none after "
         "| positional parameters | step |",
-        "|---" * 6 + "|",
+        "|---" * 7 + "|",
     ]
     for group in groups:
         spread = "1" if group.spread is None else f"{len(group.records)} ({group.spread:.4f})"
         gain = "–" if none is None else f"{none - group.mean:+.4f}"
+        passes = None if none is None or group.label == "none" else group.tokens_to(none)
+        after = "–" if passes is None else f"{passes / 1e6:.1f} M"
         speeds = [r["speed"].get("step_seconds") for r in group.records]
         known = [s for s in speeds if s is not None]
         step = f"{1000 * min(known):.1f} ms" if known else "–"
         parameters = group.records[0]["parameters"]["positional"]
         lines.append(
-            f"| {group.label} | {group.mean:.4f} | {spread} | {gain} | {parameters:,} | {step} |"
+            f"| {group.label} | {group.mean:.4f} | {spread} | {gain} | {after} "
+            f"| {parameters:,} | {step} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -134,15 +157,19 @@ def tables_over_time(groups: list[Group]) -> str:
         lines += [
             f"### {group.label}",
             "",
-            "| step | R² of P (chance) | off the diagonal (chance) | block of 128 |",
-            "|---|---|---|---|",
+            "| step | R² of P (chance) | off the diagonal (chance) "
+            "| block of 128: means | squares |",
+            "|---|---|---|---|---|",
         ]
         for evaluation in seen:
             p = evaluation["position"]
-            block = f"{p['block']:.3f}" if "block" in p else "–"
+            block, squares = (
+                f"{p[name]:.3f}" if name in p else "–" for name in ("block", "block_squares")
+            )
             lines.append(
                 f"| {evaluation['step']:,} | {p['r2']:.3f} ({p['chance']:.3f}) | "
-                f"{p['r2_off_diagonal']:.3f} ({p['chance_off_diagonal']:.3f}) | {block} |"
+                f"{p['r2_off_diagonal']:.3f} ({p['chance_off_diagonal']:.3f}) "
+                f"| {block} | {squares} |"
             )
         lines.append("")
     return "\n".join(lines)
