@@ -97,7 +97,7 @@ def test_figures(tmp_path):
     )
     groups = groups_of(read_records(tmp_path / "runs"))
     written = write_figures(groups, tmp_path / "runs", tmp_path / "figures")
-    names = ["loss.png", "toeplitz.png", "curves-tisa.png", "gram-absolute-2.png"]
+    names = ["loss.png", "toeplitz.png", "curves-tisa.png", "grams.png"]
     assert [path.name for path in written] == names
     assert all(path.stat().st_size > 5000 for path in written)
     with pytest.raises(ValueError, match="expected folders of finished runs"):

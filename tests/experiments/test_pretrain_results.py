@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 
 from tisa.experiments.extrapolation.tables import markdown as far_tables
-from tisa.experiments.pretrain.summary import groups_of, markdown, read_records
+from tisa.experiments.pretrain.summary import gate, groups_of, label_of, markdown, read_records
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "docs/records/2026-11-15-pretrain"
+NEW = ROOT / "docs/records/2026-11-16-pretrain"
+WHERE = {"tisa": "one for each layer", "tisa layers=shared": "one for all layers",
+         "tisa layers=first": "in the first layer only", "none": "none"}  # fmt: skip
 
 
 def shown(name):
@@ -23,21 +26,67 @@ def test_perplexities():
 
 
 def test_losses_of_encoders():
-    made = markdown(groups_of(read_records(FOLDER / "encoder-20m/records.jsonl"))).strip()
     # Step times are of runs that shared the GPU, and not shown.
-    without = [line.rsplit(" | ", 1)[0].rstrip(" |") + " |" for line in made.splitlines()]
-    told = shown("encoder").splitlines()
-    assert told[2:] == without[2:]
+    assert shown("encoder") == without_times(NEW / "encoder-85m/records.jsonl")
+    found = groups_of(
+        [
+            r
+            for name in ("where", "encoder")
+            for r in read_records(NEW / f"{name}-66m/records.jsonl")
+        ]
+    )
+    told = [g for g in found if g.label.startswith("tisa") or g.label == "none"]
+    assert shown("where") == "".join(
+        [
+            "| scores | validation loss | seeds (max − min) | positional parameters |\n",
+            "|---" * 4 + "|\n",
+        ]
+        + [
+            f"| {WHERE[g.label]} | {g.mean:.4f} | {len(g.records)} ({g.spread:.4f}) "
+            f"| {g.records[0]['parameters']['positional']:,} |\n"
+            for g in told
+        ]
+    )
+
+
+def without_times(file):
+    made = markdown(groups_of(read_records(file))).splitlines()
+    return (
+        "".join(line.rsplit(" | ", 1)[0] + " |\n" for line in made[:1])
+        + "|---" * 6
+        + "|\n"
+        + "".join(line.rsplit(" | ", 1)[0] + " |\n" for line in made[2:])
+    )
+
+
+def test_what_is_said_of_the_gate_and_of_the_block():
+    page = " ".join((ROOT / "docs/results.md").read_text().split())
+    for name, words in (("85m", "2.6 times"), ("66m", "3.6 times")):
+        found = gate(groups_of(read_records(NEW / f"encoder-{name}/records.jsonl")))
+        assert f"{found['ratio']:.1f} times" == words
+        assert words in page
+    ends = {
+        label_of(r["config"]): r["evaluations"][-1]
+        for r in read_records(NEW / "schedule-66m/records.jsonl")
+    }
+    schedule, control = ends["absolute 128→512"], ends["absolute"]
+    assert (
+        f"{schedule['position']['block_squares']:.0%}".replace("%", " %") + " of all squares"
+        in page
+    )
+    assert f"({control['position']['block_squares']:.0%}".replace("%", " %") + " in a model" in page
+    assert f"rows of 512: {schedule['loss']:.2f}, and {control['loss']:.2f} for" in page
 
 
 def test_the_rows_in_the_readme():
     readme = (ROOT / "README.md").read_text()
-    found = {g.label: g for g in groups_of(read_records(FOLDER / "encoder-20m/records.jsonl"))}
-    names = {"t5": "T5", "rotary": "rotary", "alibi": "ALiBi", "kerple-log": "KERPLE",
+    found = {g.label: g for g in groups_of(read_records(NEW / "encoder-85m/records.jsonl"))}
+    names = {"t5": "T5", "rotary": "rotary", "alibi": "ALiBi", "absolute": "absolute",
              "tisa": "TISA", "near-far": "our `NearFar`", "none": "none"}  # fmt: skip
     (row,) = [line for line in readme.splitlines() if "masked-token loss" in line]
     for label, name in names.items():
         assert f"{name} {found[label].mean:.2f}" in row
+    names["kerple-log"] = "KERPLE"
     (row,) = [line for line in readme.splitlines() if "read at 8,192: perplexity" in line]
     far = {line.split(" | ")[0][2:]: line.split(" | ") for line in shown("far").splitlines()[2:]}
     for label, (_, trained, *_, longest, _) in far.items():

@@ -1,6 +1,6 @@
 """Records of finished runs as figures: loss curves, R² over time, learned curves, P."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,22 +59,25 @@ def learned_curves(record: dict[str, Any], *, reach: int = 64) -> Any:
             axis.plot(offsets[near], np.array(head)[near], color=colour, linewidth=1.2)
         axis.axhline(0, color="0.6", linewidth=0.7)
         axis.axvline(0, color="0.6", linewidth=0.7)
-        axis.set_title(f"layer {number}" if len(layers) > 1 else "its one layer", fontsize=9)
+        shared = record["config"]["position_options"].get("layers") == "shared"
+        axis.set_title("all layers" if shared else f"layer {number}", fontsize=9)
         axis.set_xlabel("offset key − query", fontsize=8)
         axis.tick_params(labelsize=7)
     np.atleast_1d(axes)[0].set_ylabel("score f(k)")
     return made
 
 
-def gram(table: npt.NDArray[np.floating], title: str) -> Any:
-    """Return P = E Eᵀ of a table of positions as a heat map, without its diagonal's peak."""
-    made, axis = _figure(4.6, 4.0)
-    product = table.astype(np.float64) @ table.astype(np.float64).T
-    off = product[~np.eye(len(product), dtype=bool)]
-    low, high = np.quantile(off, [0.01, 0.99])
-    image = axis.imshow(product, vmin=low, vmax=high, cmap="viridis", interpolation="nearest")
-    made.colorbar(image, ax=axis, shrink=0.85)
-    axis.set_title(title, fontsize=10)
+def grams(tables: Mapping[str, npt.NDArray[np.floating]]) -> Any:
+    """Return P = E Eᵀ of tables of positions as heat maps, each without its brightest hundredth."""
+    made, axes = _figure(3.6 * len(tables) + 0.4, 3.4, len(tables))
+    for axis, (title, table) in zip(np.atleast_1d(axes), tables.items(), strict=True):
+        product = table.astype(np.float64) @ table.astype(np.float64).T
+        off = product[~np.eye(len(product), dtype=bool)]
+        low, high = np.quantile(off, [0.01, 0.99])
+        image = axis.imshow(product, vmin=low, vmax=high, cmap="viridis", interpolation="nearest")
+        made.colorbar(image, ax=axis, shrink=0.8).ax.tick_params(labelsize=7)
+        axis.tick_params(labelsize=7)
+        axis.set_title(f"P: {title}", fontsize=10)
     return made
 
 
@@ -87,8 +90,9 @@ def write_figures(groups: Sequence[Group], folder: Path, out: Path) -> list[Path
     for group in groups:
         if group.records[0].get("curves"):
             found[f"curves-{_slug(group.label)}"] = learned_curves(group.records[0])
-    for path in sorted(folder.glob("*/table.npy")):
-        found[f"gram-{path.parent.name}"] = gram(np.load(path), f"P: {path.parent.name}")
+    tables = {path.parent.name: np.load(path) for path in sorted(folder.glob("*/table.npy"))}
+    if tables:
+        found["grams"] = grams(tables)
     written = []
     for name, figure in found.items():
         written.append(out / f"{name}.png")
