@@ -27,19 +27,21 @@ def loss_curves(groups: Sequence[Group]) -> Any:
 
 
 def toeplitz_over_time(groups: Sequence[Group]) -> Any:
-    """Return R² of P against tokens for methods with a table, chance dotted."""
+    """Return R² of P against tokens for methods with a table, one line a seed, beside chance."""
     made, axis = _figure(6.5, 4.0)
     shown = [g for g in groups if g.records[0]["evaluations"][-1].get("position")]
     for group, colour in zip(shown, _colours(len(shown)), strict=True):
-        seen = group.records[0]["evaluations"]
-        tokens = [e["tokens"] / 1e6 for e in seen]
-        for name, style in (("r2", "-"), ("r2_off_diagonal", "--")):
-            values = [e["position"][name] for e in seen]
-            told = "off the diagonal" if style == "--" else "whole"
-            axis.plot(tokens, values, color=colour, linestyle=style, linewidth=1.4,
-                      label=f"{group.label}, {told}")  # fmt: skip
+        for number, record in enumerate(group.records):
+            seen = record["evaluations"]
+            tokens = [e["tokens"] / 1e6 for e in seen]
+            for name, style in (("r2", "-"), ("r2_off_diagonal", "--")):
+                told = "off the diagonal" if style == "--" else "whole"
+                axis.plot(tokens, [e["position"][name] for e in seen], color=colour,
+                          linestyle=style, linewidth=1.4,
+                          label=None if number else f"{group.label}, {told}")  # fmt: skip
         for name in ("chance", "chance_off_diagonal"):
-            axis.axhline(seen[0]["position"][name], color=colour, linestyle=":", linewidth=0.9)
+            chance = group.records[0]["evaluations"][0]["position"][name]
+            axis.axhline(chance, color=colour, linestyle=":", linewidth=0.9)
     axis.set_xlabel("million tokens")
     axis.set_ylabel("Toeplitz R² of P (dotted: chance)")
     axis.set_ylim(0, 1)
