@@ -1,6 +1,7 @@
 """What each process of a ring does in test_ring.py; started by torchrun."""
 
 import itertools
+import os
 
 import pytest
 import torch
@@ -101,6 +102,7 @@ def main():
     refusals()
     print(f"rank {dist.get_rank()}: all as it should be", flush=True)
     dist.destroy_process_group()
+    os._exit(0)  # As in test_triton_traced.py: Gloo's threads outlive their group.
 
 
 if __name__ == "__main__":
