@@ -3,8 +3,9 @@
     python3 runs/pretrain_grid.py FOLDER [--jobs 4] [--seconds 500] [--collect FILE] -- OPTIONS
 
 Standard input has a line for each run: its name, then options of its own, VARIABLE=VALUE before it
-for the environment. OPTIONS are those of all runs. A finished run is skipped; one that was stopped
-goes on. Small results (records, losses, tables of positions) are collected in one file.
+for the environment. OPTIONS are those of all runs. A run that was stopped goes on, a finished one
+says so; a folder that holds a run with other options is refused. Small results (records, losses,
+tables of positions) are collected in one file.
 """
 
 import argparse
@@ -38,9 +39,6 @@ def main() -> None:
         # Not worth starting: it would not get beyond compiling.
         while waiting and len(running) < arguments.jobs and left > 60:
             variables, name, options = parted(waiting.pop(0))
-            if (arguments.folder / name / "record.json").is_file():
-                print(f"{name}: finished before", flush=True)
-                continue
             begun = start(arguments.folder, name, [*common, *options], left, variables)
             running[begun] = name
         if not running:
@@ -50,7 +48,7 @@ def main() -> None:
             name = running.pop(process)
             done = (arguments.folder / name / "record.json").is_file()
             said = (arguments.folder / f"{name}.log").read_text().strip().splitlines()[-1:]
-            state = "done" if done else "stopped" if process.returncode == 0 else "FAILED"
+            state = "FAILED" if process.returncode else "done" if done else "stopped"
             if state == "FAILED":
                 failed.append(name)
             print(

@@ -45,7 +45,7 @@ def main(corpus_file, out, position, *, fsdp):
         device="cpu", log_every=2, evaluate_every=7, checkpoint_every=4, valid_tokens=600
     )
     stops = itertools.chain([False] * 4, itertools.repeat(True))
-    stopped = run(config, corpus, out, settings=settings, stop=lambda: next(stops))
+    stopped = run(config, corpus, out, valid=corpus, settings=settings, stop=lambda: next(stops))
     assert stopped is None
     return run(config, corpus, out, valid=corpus, settings=settings)
 

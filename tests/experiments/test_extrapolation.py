@@ -105,14 +105,18 @@ def test_bins_end_with_the_length():
 def test_the_command_reads_finished_runs(tmp_path):
     (tmp_path / "corpus.txt").write_text(text(longest=200))
     corpus = Streamed(Source((str(tmp_path / "corpus.txt"),)), Bytes())
-    for name in ("tisa", "absolute"):
-        config = PretrainConfig(
-            objective="causal", position=name, hidden_size=16, num_hidden_layers=1,
+
+    def train(name, position, **more):
+        config = PretrainConfig(**dict(
+            objective="causal", position=position, hidden_size=16, num_hidden_layers=1,
             num_attention_heads=2, embedding_size=8, lengths=((32, 1.0),), batch_tokens=256,
             steps=2,
-        )  # fmt: skip
+        ) | more)  # fmt: skip
         run(config, corpus, tmp_path / name, settings=Settings(device="cpu"),
             save_tokenizer=Bytes().save)  # fmt: skip
+
+    for name in ("tisa", "absolute"):
+        train(name, name)
     shown = CliRunner().invoke(
         cli.app(),
         ["extrapolate", str(tmp_path / "tisa"), str(tmp_path / "absolute"), "--data",
@@ -130,6 +134,23 @@ def test_the_command_reads_finished_runs(tmp_path):
     assert (tmp_path / "far" / "extrapolation.png").stat().st_size > 20_000
     # One line in each panel for each method that reads the length, and one for the training length.
     assert [len(axis.lines) for axis in figure(record).axes] == [3, 3, 3]
+    for run_ in record["runs"]:
+        run_["rows"] = [row for row in run_["rows"] if row["mode"] == "sliding"]
+    named = figure(record).legends[0].get_texts()
+    assert [line.get_text() for line in named] == ["tisa", "absolute"]
+    # What would be taken for seeds of one method is refused.
+    train("longer", "tisa", lengths=((64, 1.0),))
+    train("more", "tisa", steps=3)
+    for other, message in (
+        ("longer", "trained at one length, got 32, 64"),
+        ("more", "same method and seed"),
+    ):
+        shown = CliRunner().invoke(
+            cli.app(),
+            ["extrapolate", str(tmp_path / "tisa"), str(tmp_path / other), "--data",
+             str(tmp_path / "corpus.txt"), "--lengths", "32", "--device", "cpu"],
+        )  # fmt: skip
+        assert message in str(shown.exception)
 
 
 @pytest.mark.unchecked

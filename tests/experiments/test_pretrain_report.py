@@ -83,8 +83,25 @@ def test_table():
 def test_runs_of_different_recipes_are_not_compared():
     other = copy.deepcopy(RECORDS)
     other[0]["config"]["steps"] = 11
-    with pytest.raises(ValueError, match="runs of one recipe, got 2"):
+    with pytest.raises(ValueError, match="runs of one steps, got 10, 11"):
         groups_of(other)
+    other = copy.deepcopy(RECORDS)
+    other[0]["validation"] = ["another corpus", 100]
+    with pytest.raises(ValueError, match="runs of one validation"):
+        groups_of(other)
+    for lengths, message in (
+        ([[128, 1.0]], "runs of one last length, got 128, 512"),
+        ([[128, 0.5], [512, 0.5]], None),
+    ):
+        other = [*RECORDS, record("tisa", 1, 4.3, lengths=lengths)]
+        if message is None:
+            assert "tisa 128→512" in [group.label for group in groups_of(other)]
+            other.append(record("tisa", 0, 4.3, lengths=[[128, 0.9], [512, 0.1]]))
+            message = "of tisa 128→512 that differ in their seed alone"
+        with pytest.raises(ValueError, match=message):
+            groups_of(other)
+    with pytest.raises(ValueError, match=r"seed alone, got seeds \[0, 0\]"):
+        groups_of([*RECORDS, record("tisa", 0, 4.3)])
 
 
 def test_figures(tmp_path):
@@ -130,7 +147,13 @@ def test_a_grid_of_runs_is_finished_once(tmp_path):
     again = subprocess.run(
         [*map(str, command)], input=lines, capture_output=True, text=True, env=environment()
     )
-    assert "none-0: finished before" in again.stdout
+    assert "none-0: done: finished before" in again.stdout
+    more = subprocess.run(
+        [*map(str, command[:-1]), "4"], input=lines, capture_output=True, text=True,
+        env=environment(),
+    )  # fmt: skip
+    assert "none-0: FAILED" in more.stdout
+    assert "steps: 3 there, 4 asked for" in more.stdout
     report = subprocess.run(
         [sys.executable, ROOT / "runs/pretrain_report.py", "report", tmp_path / "runs", "--out",
          tmp_path / "report"],

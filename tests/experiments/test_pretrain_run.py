@@ -1,7 +1,9 @@
 """A run from beginning to end, interrupted and gone on with; what is refused before it begins."""
 
 import json
+import os
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -81,7 +83,7 @@ def test_a_run_learns_and_goes_on_to_the_bit(corpus, tmp_path, objective):
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
     # Finished: nothing is trained again.
-    assert run(config, corpus, out, settings=SETTINGS) == again
+    assert run(config, corpus, out, valid=corpus, settings=SETTINGS) == again
 
 
 def test_micro_batches_change_nothing(corpus, tmp_path):
@@ -164,12 +166,18 @@ def test_blocks_are_seen():
 
 def test_every_method_starts_from_the_same_weights():
     states = {}
-    for name in ("none", "absolute", "tisa", "tupe-a"):
+    others = ("absolute", "tisa", "tupe-a", "synthesizer-random")
+    for name in ("none", *others):
         model = build(PretrainConfig(**SIZES | dict(position=name, seed=5)), 260)
         states[name] = {n: p for n, p in model.named_parameters() if "position" not in n}
-    for name in ("absolute", "tisa", "tupe-a"):
-        assert states[name].keys() == states["none"].keys()
-        assert all(torch.equal(states[name][n], states["none"][n]) for n in states["none"])
+    for name in others:
+        # The synthesizer has no maps to queries and keys.
+        missing = states["none"].keys() - states[name].keys()
+        assert bool(missing) == (name == "synthesizer-random")
+        assert states[name].keys() < states["none"].keys() or not missing
+        assert all(torch.equal(states[name][n], states["none"][n]) for n in states[name])
+    layers = [w for n, w in states["none"].items() if n.endswith("feed_forward.0.weight")]
+    assert not any(torch.equal(layers[0], w) for w in layers[1:])
     other = build(PretrainConfig(**SIZES | dict(seed=6)), 260)
     assert not torch.equal(
         other.transformer.embeddings.weight, states["none"]["transformer.embeddings.weight"]
@@ -226,17 +234,46 @@ def test_validation_is_the_same_for_any_number_of_processes(corpus):
     ],
 )
 def test_the_folder_of_another_run_is_refused(corpus, tmp_path, change, message):
-    training.write_identity(
-        tmp_path,
-        {"config": PretrainConfig(**SIZES).to_dict(), "corpus": corpus.fingerprint,
-         "tokenizer": "bytes"},
-    )  # fmt: skip
+    config = PretrainConfig(**SIZES)
+    training.write_identity(tmp_path, training.identity_of(config, corpus, None, SETTINGS))
     with pytest.raises(ValueError, match=message):
         run(PretrainConfig(**SIZES | change), corpus, tmp_path, settings=SETTINGS)
     (tmp_path / "other.txt").write_text(text(seed=2))
     other = Streamed(Source((str(tmp_path / "other.txt"),)), Bytes())
     with pytest.raises(ValueError, match="another corpus"):
-        run(PretrainConfig(**SIZES), other, tmp_path, settings=SETTINGS)
+        run(config, other, tmp_path, settings=SETTINGS)
+    with pytest.raises(ValueError, match="another validation"):
+        run(config, corpus, tmp_path, valid=corpus, settings=SETTINGS)
+    with pytest.raises(ValueError, match="another precision"):
+        run(config, corpus, tmp_path, settings=Settings(**vars(SETTINGS) | {"bf16": True}))
+
+
+def test_a_corpus_is_known_by_what_is_in_it(tmp_path):
+    def fingerprint(folder, content, **source):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "corpus.txt").write_text(content)
+        return Streamed(
+            Source((str(tmp_path / folder / "corpus.txt"),), **source), Bytes()
+        ).fingerprint
+
+    first = fingerprint("a", "some words\n\nand others\n")
+    assert fingerprint("b", "some words\n\nand others\n") == first
+    assert fingerprint("b", "some words\n\nand another\n") != first
+    assert fingerprint("b", "some words\n\nand  other\n") != first
+    assert fingerprint("b", "some words\n\nand others\n", split="line") != first
+
+
+def test_a_run_takes_nothing_over_from_the_one_before(corpus, tmp_path):
+    config = PretrainConfig(**SIZES)
+    for name, bf16 in (("plain", False), ("half", True), ("again", False)):
+        record = run(
+            config, corpus, tmp_path / name, settings=Settings(**vars(SETTINGS) | {"bf16": bf16})
+        )
+        assert record["precision"] == ("bf16" if bf16 else "no")
+    plain, half, again = (losses_of(tmp_path / name) for name in ("plain", "half", "again"))
+    assert np.array_equal(plain, again)
+    assert not np.array_equal(plain, half)
+    np.testing.assert_allclose(plain, half, atol=0.05)
 
 
 def test_steps_are_the_same_from_a_process_of_their_own(corpus):
@@ -251,16 +288,31 @@ def test_steps_are_the_same_from_a_process_of_their_own(corpus):
         assert torch.equal(one.batches[0].labels, other.batches[0].labels)
 
 
+def test_a_signal_to_all_processes_leaves_the_steps_to_the_trainer(corpus):
+    def make():
+        return steps(corpus, [Phase(0, 40, 32)], batch_tokens=128, objective="mlm",
+                     mask_share=0.15, seed=0)  # fmt: skip
+
+    found = ahead(make, in_a_process=True)
+    next(found)
+    # As torchrun and scancel do; Ctrl-C reaches all of them too.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(found._workers[0].pid, number)
+    assert len(list(found)) == 39
+
+
 @pytest.mark.full
 @pytest.mark.unchecked
 def test_a_compiled_run_goes_on(corpus, tmp_path):
     config = PretrainConfig(**SIZES)
     settings = Settings(**vars(SETTINGS) | {"compile": True})
     run(config, corpus, tmp_path / "plain", settings=SETTINGS)
+    torch._dynamo.utils.counters.clear()
     stops = iter([False] * 4 + [True])
     out = tmp_path / "compiled"
     assert run(config, corpus, out, settings=settings, stop=lambda: next(stops)) is None
-    assert run(config, corpus, out, valid=corpus, settings=settings) is not None
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert run(config, corpus, out, settings=settings) is not None
     np.testing.assert_allclose(losses_of(tmp_path / "plain"), losses_of(out), atol=1e-4, rtol=0)
     assert load(out / "model").config.position == "tisa"
 
@@ -274,6 +326,9 @@ def test_fewer_documents_than_processes(tmp_path):
         micro_batches(config, corpus, SETTINGS, 2)
     (tmp_path / "more.txt").write_text(text())
     more = Streamed(Source((str(tmp_path / "more.txt"),)), Bytes())
+    # Chunks of a document each: the others count too.
+    chunks = Streamed(Source((str(tmp_path / "more.txt"),)), Bytes(), chunk_tokens=1)
+    assert micro_batches(config, chunks, SETTINGS, 4) == 1
     with pytest.raises(ValueError, match="for 3 processes alike, got 4 rows"):
         micro_batches(config, more, SETTINGS, 3)
 
@@ -297,6 +352,9 @@ def command(*arguments):
         (["--data", "CORPUS", "--position-options", '{"kernels": 2}'], "must be among"),
         (["--data", "CORPUS", "--batch-tokens", "250"], "multiple of every length"),
         (["--data", "CORPUS", "--micro-tokens", "48"], "expected a multiple of 32"),
+        (["--data", "CORPUS", "--micro-tokens", "0"], "micro_tokens must be at least 1"),
+        (["--data", "CORPUS", "--micro-tokens", "-32"], "micro_tokens must be at least 1"),
+        (["--data", "CORPUS", "--max-seconds", "0"], "max_seconds must be more than 0"),
         (["--data", "CORPUS", "--lengths", "a:b"], "--lengths"),
         (["--data", "CORPUS", "--lengths", "32:0.5,64:0.4"], "add up to 1"),
         (["--data", "CORPUS", "--batch-tokens", "3200000"], "rows of 32 tokens of one step"),
@@ -314,9 +372,10 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path, arguments, messa
         pytest.skip("there is a GPU")
     (tmp_path / "corpus.txt").write_text(text())
     given = [str(tmp_path / "corpus.txt") if a == "CORPUS" else a for a in arguments]
-    shown, said = command(*SMALL, "--out", tmp_path / "run", *given)
-    assert shown.exit_code != 0
-    assert message in said
+    for more in ([], ["--dry-run"]):
+        shown, said = command(*SMALL, "--out", tmp_path / "run", *given, *more)
+        assert shown.exit_code != 0
+        assert message in said
     assert not list((tmp_path / "run").glob("checkpoints/*"))
     with pytest.raises(ValueError, match="--out"):
         raise command(*SMALL, "--data", tmp_path / "corpus.txt")[0].exception
@@ -353,6 +412,9 @@ def test_prepared_corpora_know_their_tokenizer(tmp_path):
     from transformers import AutoTokenizer
 
     assert AutoTokenizer.from_pretrained(tmp_path / "run" / "model").mask_token == "[MASK]"
-    shown, said = command(*small, "--data", blind.with_name("hf-tokens"), "--dry-run", "--out", "x")
+    again = [*small, "--data", blind.with_name("hf-tokens"), "--dry-run"]
+    shown, said = command(*again, "--out", tmp_path / "new")
     assert "parameters and 60 of the position method" in shown.stdout
-    shutil.rmtree(tmp_path / "hf-tokens")
+    assert "seed: 0 there, 1" in command(*again, "--out", tmp_path / "run", "--seed", 1)[1]
+    shutil.rmtree(tmp_path / "hf-tokens" / "tokenizer")
+    assert "expected its folder tokenizer" in command(*again, "--out", tmp_path / "new")[1]

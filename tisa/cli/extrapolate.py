@@ -50,6 +50,7 @@ def command(
     from tisa.experiments.extrapolation.windows import long_documents
     from tisa.experiments.pretrain.corpus import head
     from tisa.experiments.pretrain.opening import opened
+    from tisa.experiments.pretrain.summary import label_of
     from tisa.experiments.record import surroundings
 
     wanted = _numbers(lengths)
@@ -69,6 +70,20 @@ def command(
     objectives = {config["objective"] for _, config, _ in loaded}
     if len(objectives) > 1:
         raise ValueError("runs: expected masked or causal language models, got both")
+    trained_at = {max(length for length, _ in config["lengths"]) for _, config, _ in loaded}
+    if len(trained_at) > 1:
+        raise ValueError(
+            "runs: expected models trained at one length, got "
+            f"{', '.join(map(str, sorted(trained_at)))}; measure each length on its own"
+        )
+    seen: dict[tuple[str, int], Path] = {}
+    for folder, (_, config, _) in zip(runs, loaded, strict=True):
+        other = seen.setdefault((label_of(config), config["seed"]), folder)
+        if other != folder:
+            raise ValueError(
+                f"runs: {other} and {folder} are of the same method and seed, and would be "
+                "averaged as if they were seeds; measure each on its own"
+            )
     documents = long_documents(
         head(corpus, 10**12), max(wanted), max_tokens, is_causal=objectives == {"causal"}
     )
@@ -77,7 +92,7 @@ def command(
         out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
         "kind": "extrapolation",
-        "trained_at": max(length for length, _ in loaded[0][1]["lengths"]),
+        "trained_at": trained_at.pop(),
         "objective": loaded[0][1]["objective"],
         "stride": stride,
         "documents": len(documents),
@@ -86,8 +101,7 @@ def command(
         "surroundings": surroundings(" ".join(["tisa", *sys.argv[1:]]), place),
     }
     for folder, (model, config, _) in zip(runs, loaded, strict=True):
-        options = "".join(f" {k}={v}" for k, v in config["position_options"].items())
-        label = f"{config['position']}{options}"
+        label = label_of(config)
         rows = measured(
             model.to(place), documents, corpus.vocabulary, wanted, stride=stride, modes=chosen,
             batch_tokens=batch_tokens, bf16=bf16,

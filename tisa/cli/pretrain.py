@@ -75,7 +75,7 @@ def command(
     log_every: Annotated[int, typer.Option(help="Steps.")] = 10,
     valid_tokens: Annotated[int, typer.Option(help="Of the held-out documents.")] = 500_000,
     max_seconds: Annotated[
-        float | None, typer.Option(help="Write a checkpoint then, and stop.")
+        float | None, typer.Option(help="Write a checkpoint then, and stop; from its start.")
     ] = None,
     bf16: Annotated[bool, typer.Option("--bf16", help="bfloat16 products (autocast).")] = False,
     compile_: Annotated[bool, typer.Option("--compile", help="torch.compile.")] = False,
@@ -105,11 +105,16 @@ def command(
     `accelerate launch -m tisa.cli pretrain --data wiki --position rotary --bf16 --out rotary`
     """
     from tisa.experiments.pretrain.config import PretrainConfig
-    from tisa.experiments.pretrain.launching import Settings, is_first_process
+    from tisa.experiments.pretrain.launching import Settings, check_settings, is_first_process
     from tisa.experiments.pretrain.live import Bar, Silent, view_for
     from tisa.experiments.pretrain.opening import opened, prepared_by
     from tisa.experiments.pretrain.plan import plan
-    from tisa.experiments.pretrain.training import check_corpora, run
+    from tisa.experiments.pretrain.training import (
+        check_corpora,
+        check_identity,
+        identity_of,
+        run,
+    )
 
     if prepare is not None:
         made = prepared_by(
@@ -141,8 +146,10 @@ def command(
     held_out = None
     if valid is not None:
         held_out, _ = opened([valid], None, tokenizer, split, text_column)
+    check_settings(settings)
     check_corpora(config, corpus, held_out)
     if dry_run:
+        check_identity(out, identity_of(config, corpus, held_out, settings))
         lines = plan(config, corpus, settings)
         print(json.dumps(lines, ensure_ascii=False) if as_json else "\n".join(lines))
         return

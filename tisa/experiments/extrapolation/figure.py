@@ -56,7 +56,10 @@ def figure(record: dict[str, Any]) -> Any:
     axes[0].set_ylabel("perplexity")
     axes[0].text(trained, 0.99, " trained", transform=axes[0].get_xaxis_transform(), fontsize=8,
                  va="top", color="0.3")  # fmt: skip
-    made.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
+    named: dict[str, Any] = {}
+    for axis in axes[:2]:
+        named |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    made.legend(list(named.values()), list(named), loc="outside right center", fontsize=8)
     return made
 
 

@@ -5,13 +5,14 @@ goes on begins to read at: its place is the number of documents before it. A pre
 files, tokens and the ends of documents, read where they lie.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -63,9 +64,10 @@ class Streamed:
         check(source)
         self.source, self.tokenizer, self.chunk_tokens = source, tokenizer, chunk_tokens
         self.vocabulary = tokenizer.vocabulary
-        about = [asdict(source), self.vocabulary.fingerprint, chunk_tokens]
-        sizes = [os.path.getsize(name) for name in source.files]
-        self.fingerprint = json.dumps([about, sizes])
+        about = asdict(source) | {"files": [Path(name).name for name in source.files]}
+        self.fingerprint = _fingerprint(
+            [about, self.vocabulary.fingerprint, chunk_tokens], map(Path, source.files)
+        )
 
     def chunks(self, place: Place) -> Iterator[Chunk]:
         """Return the chunks from that place on."""
@@ -117,7 +119,7 @@ class Prepared:
                 f"format {form}; prepare it again"
             )
         self.folder, self.chunk_tokens = folder, chunk_tokens
-        self.fingerprint = json.dumps([about, chunk_tokens])
+        self.fingerprint = _fingerprint([about, chunk_tokens], [folder / TOKENS])
         self.tokens: npt.NDArray[np.unsignedinteger] = np.memmap(
             folder / TOKENS, dtype, "r", shape=(tokens,)
         )
@@ -135,6 +137,22 @@ class Prepared:
                 yield Chunk(self.tokens[start : start + int(ends[-1])], ends, place, after)
                 place = after
             place = Place(place.chunk, place.epoch + 1, 0)
+
+
+def _fingerprint(about: Any, files: Iterable[Path]) -> str:
+    """Return the same for the same description and files, wherever they lie.
+
+    A file is its size and its ends: to read the whole of a large one takes longer than to train.
+    """
+    found = hashlib.sha256(json.dumps(about).encode())
+    for path in files:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            found.update(str(size).encode())
+            for place in (0, max(0, size - 2**16)):
+                file.seek(place)
+                found.update(file.read(2**16))
+    return found.hexdigest()[:16]
 
 
 def joined(
@@ -225,9 +243,3 @@ def head(corpus: Corpus, tokens: int) -> list[npt.NDArray[np.unsignedinteger]]:
             if tokens <= 0:
                 return found
     return found
-
-
-def count_documents(corpus: Corpus, enough: int) -> int:
-    """Return the number of documents, or `enough` where there are as many or more."""
-    first = next(iter(islice(corpus.chunks(Place()), 1)))
-    return min(enough, len(first.ends))

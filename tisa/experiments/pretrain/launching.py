@@ -1,4 +1,4 @@
-"""Where a run takes place: `accelerate`, and settings that change its speed, not its result."""
+"""Where a run takes place: `accelerate`, and what is set for a machine rather than for a model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,10 @@ class Settings:
         for name in ("log_every", "evaluate_every", "checkpoint_every", "valid_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.micro_tokens is not None and self.micro_tokens < 1:
+            raise ValueError(f"micro_tokens must be at least 1, got {self.micro_tokens}")
+        if self.max_seconds is not None and not self.max_seconds > 0:
+            raise ValueError(f"max_seconds must be more than 0, got {self.max_seconds}")
 
 
 DEFAULTS = Settings()
@@ -45,14 +49,22 @@ DEFAULTS = Settings()
 
 def is_first_process(settings: Settings) -> bool:
     """Return whether this is the process that speaks for all."""
-    _check_device(settings)
+    check_settings(settings)
     return bool(_accelerate().PartialState(cpu=settings.device == "cpu").is_main_process)
+
+
+def precision_of(settings: Settings) -> str:
+    """Return what products are computed in, as accelerate names it; its launcher may have said."""
+    found = _accelerate().utils.parse_choice_from_env("ACCELERATE_MIXED_PRECISION", "no")
+    return "bf16" if settings.bf16 else str(found)
 
 
 def accelerator_for(settings: Settings, out: Path) -> Any:
     """Return the accelerator; what its launcher says (processes, FSDP) holds."""
-    _check_device(settings)
+    check_settings(settings)
     accelerate = _accelerate()
+    # The precision and compiler of a run before it in this process would be kept; its group is.
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=False)
     more: dict[str, Any] = {}
     if settings.compile:
         more["dynamo_plugin"] = accelerate.utils.TorchDynamoPlugin(
@@ -60,8 +72,7 @@ def accelerator_for(settings: Settings, out: Path) -> Any:
         )
     made = accelerate.Accelerator(
         cpu=settings.device == "cpu",
-        # None: what the launcher was told.
-        mixed_precision="bf16" if settings.bf16 else None,
+        mixed_precision=precision_of(settings),
         log_with=list(settings.report_to) or None,
         project_dir=str(out),
         **more,
@@ -70,14 +81,6 @@ def accelerator_for(settings: Settings, out: Path) -> Any:
     if sharding is not None:
         # Autocast computes in bfloat16; FSDP's own policy would round the scores' parameters too.
         sharding.mixed_precision_policy = None
-    missing_trackers = (
-        set(settings.report_to) - {getattr(t, "value", t) for t in made.log_with} - {"all"}
-    )
-    if missing_trackers:
-        raise ImportError(
-            f"--report-to: {', '.join(sorted(missing_trackers))} cannot be used here; install the "
-            "package of that name"
-        )
     return made
 
 
@@ -98,12 +101,17 @@ def micro_batches(
 
     Refuses also a corpus with fewer documents than processes, or fewer rows than a step.
     """
-    first = next(corpus.chunks(Place()))
-    if len(first.ends) < processes and first.next.epoch == 0:
-        raise ValueError(
-            f"corpus: expected at least as many documents as processes ({processes}), got "
-            f"{len(first.ends)}; start fewer processes"
-        )
+    chunks = corpus.chunks(Place())
+    first = next(chunks)
+    documents = len(first.ends)
+    while documents < processes:
+        following = next(chunks)
+        if following.place.epoch:
+            raise ValueError(
+                f"corpus: expected at least as many documents as processes ({processes}), got "
+                f"{documents}; start fewer processes"
+            )
+        documents += len(following.ends)
     micro = 1
     for length, _ in config.lengths:
         rows = config.batch_tokens // length
@@ -144,11 +152,20 @@ def lost_process(
     )
 
 
-def _check_device(settings: Settings) -> None:
+def check_settings(settings: Settings) -> None:
+    """Refuse a device or a tracker that is not there."""
     if settings.device not in (None, "cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, got {settings.device!r}")
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: expected a GPU for cuda, got none on this machine")
+    asked = list(settings.report_to)
+    found = _accelerate().tracking.filter_trackers(asked, ".") if asked else []
+    missing = set(asked) - {getattr(tracker, "value", tracker) for tracker in found} - {"all"}
+    if missing:
+        raise ImportError(
+            f"--report-to: {', '.join(sorted(missing))} cannot be used here; install the package "
+            "of that name"
+        )
 
 
 def _accelerate() -> Any:

@@ -1,6 +1,7 @@
 """A language model with its loss, and its parameters in groups for an optimiser."""
 
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from tisa.encoder import LanguageModel
 from tisa.encoder.transformer import initialise
 from tisa.experiments.pretrain.batches import NO_LABEL
 from tisa.experiments.pretrain.config import PretrainConfig
+from tisa.experiments.pretrain.keyed import key_of
 from tisa.positions import build_position
 from tisa.scoring import ScoringFunction
 from tisa.shapes import Float, Int, Int32, Tensor
@@ -44,13 +46,14 @@ class WithLoss(nn.Module):
 def build(config: PretrainConfig, vocab_size: int) -> LanguageModel:
     """Return the model at step 0.
 
-    The same seed gives the same weights to every method: positions are drawn after all else.
+    The same seed gives the same weights to every method: they are drawn by the name of their map,
+    so that a method which has fewer maps changes none of the others.
     """
     model = LanguageModel(config.transformer(vocab_size))
-    torch.manual_seed(config.seed)
-    model.transformer.reset_parameters()
-    if model.narrow is not None:
-        initialise(model.narrow, model.config.initializer_range)
+    for name, part in model.named_modules():
+        if isinstance(part, (nn.Linear, nn.Embedding)):
+            torch.manual_seed(int(key_of(config.seed, crc32(name.encode()))[0]))
+            initialise(part, model.config.initializer_range)
     torch.manual_seed(config.seed + 1_000_003)
     model.transformer.position = build_position(config.position, model.config.position_config())
     return model

@@ -20,6 +20,8 @@ def opened(
                 f"{folder}: expected a file, or a folder that `tisa pretrain --prepare` wrote"
             )
         corpus = Prepared(folder)
+        if not (folder / "tokenizer").is_dir():
+            raise ValueError(f"{folder}: expected its folder tokenizer, got none; prepare it again")
         if tokenizer is not None:
             asked = tokenizer_of(tokenizer).vocabulary
             if asked.fingerprint != corpus.vocabulary.fingerprint:

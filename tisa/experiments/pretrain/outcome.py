@@ -12,7 +12,6 @@ from tisa.encoder import LanguageModel
 from tisa.encoder.saving import save
 from tisa.experiments.pretrain.batches import Share
 from tisa.experiments.pretrain.config import PretrainConfig
-from tisa.experiments.pretrain.corpus import Corpus
 from tisa.experiments.pretrain.observing import curves, position_table
 from tisa.experiments.record import surroundings
 
@@ -23,7 +22,8 @@ POINTS = 400
 def record_of(
     *,
     config: PretrainConfig,
-    corpus: Corpus,
+    tokenizer: str,
+    identity: dict[str, Any],
     progress: dict[str, Any],
     losses: list[float],
     speed: dict[str, float],
@@ -36,7 +36,8 @@ def record_of(
     return {
         "kind": "pretrain",
         "config": config.to_dict(),
-        "tokenizer": corpus.vocabulary.name,
+        "tokenizer": tokenizer,
+        **{name: identity[name] for name in ("corpus", "validation", "precision")},
         "tokens": config.steps * config.batch_tokens,
         "parameters": {"positional": counts[0], "others": counts[1]},
         "loss": thinned(losses),

@@ -63,6 +63,7 @@ class Session:
     ) -> None:
         self.config, self.corpus, self.out = config, corpus, out
         self.settings, self.view = settings, view
+        self.began = time.monotonic()
         self.accelerator = accelerator_for(settings, out)
         processes = self.accelerator.num_processes
         micro = micro_batches(config, corpus, settings, processes)
@@ -134,7 +135,7 @@ class Session:
             if progress.step % settings.checkpoint_every == 0:
                 self.save()
                 self.loop.restart()
-            over = time.monotonic() - began > (settings.max_seconds or float("inf"))
+            over = time.monotonic() - self.began > (settings.max_seconds or float("inf"))
             if self.loop.agreed(stop() or over, progress.step, settings.log_every):
                 self.save()
                 return False

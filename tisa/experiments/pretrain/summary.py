@@ -83,20 +83,35 @@ def label_of(config: dict[str, Any]) -> str:
 
 def groups_of(records: list[dict[str, Any]]) -> list[Group]:
     """Return the runs by method, the best first; refuse runs of different recipes."""
-    recipes = {json.dumps(_recipe(record["config"]), sort_keys=True) for record in records}
-    if len(recipes) > 1:
-        raise ValueError(
-            f"records: expected runs of one recipe, got {len(recipes)}: {sorted(recipes)}"
-        )
+    recipes = [_recipe(record) for record in records]
+    for name in {name for recipe in recipes for name in recipe}:
+        values = sorted({json.dumps(recipe.get(name)) for recipe in recipes})
+        if len(values) > 1:
+            raise ValueError(f"records: expected runs of one {name}, got {', '.join(values)}")
     found: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         found.setdefault(label_of(record["config"]), []).append(record)
+    for label, some in found.items():
+        seeds = [record["config"]["seed"] for record in some]
+        lengths = {json.dumps(record["config"]["lengths"]) for record in some}
+        if len(set(seeds)) < len(seeds) or len(lengths) > 1:
+            raise ValueError(
+                f"records: expected runs of {label} that differ in their seed alone, got seeds "
+                f"{seeds} and lengths {', '.join(sorted(lengths))}"
+            )
     return sorted((Group(label, some) for label, some in found.items()), key=lambda g: g.mean)
 
 
-def _recipe(config: dict[str, Any]) -> dict[str, Any]:
+def _recipe(record: dict[str, Any]) -> dict[str, Any]:
+    """Return what runs in one table have in common: all but method, seed and schedule."""
+    config = record["config"]
     own = ("position", "position_options", "seed", "lengths")
-    return {name: value for name, value in config.items() if name not in own}
+    # Validation rows are as long as the last phase's.
+    recipe = {"last length": config["lengths"][-1][0]}
+    recipe |= {name: value for name, value in config.items() if name not in own}
+    # The first records had the tokenizer alone.
+    kept = ("tokenizer", "corpus", "validation", "precision")
+    return recipe | {name: record.get(name) for name in kept}
 
 
 def gate(groups: list[Group], *, times: float = 5.0) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from tisa.experiments.pretrain import checkpoints
 from tisa.experiments.pretrain.config import PretrainConfig
 from tisa.experiments.pretrain.corpus import Corpus
-from tisa.experiments.pretrain.launching import DEFAULTS, Settings, lost_process
+from tisa.experiments.pretrain.launching import DEFAULTS, Settings, lost_process, precision_of
 from tisa.experiments.pretrain.live import SILENT, View, spoken
 from tisa.experiments.pretrain.outcome import RECORD, record_of, write_outcome
 from tisa.experiments.pretrain.session import Session
@@ -40,11 +40,7 @@ def run(
     A run that was interrupted goes on from its last checkpoint. None: it was told to `stop`, or
     `settings.max_seconds` are over; the checkpoint is written.
     """
-    identity = {
-        "config": config.to_dict(),
-        "corpus": corpus.fingerprint,
-        "tokenizer": corpus.vocabulary.fingerprint,
-    }
+    identity = identity_of(config, corpus, valid, settings)
     check_identity(out, identity)
     if (out / RECORD).is_file():
         view.say(f"finished before: {out / RECORD}")
@@ -68,7 +64,8 @@ def run(
         view.say(f"stopped after {session.progress.step:,} steps; the same command goes on")
         return None
     record = record_of(
-        config=config, corpus=corpus, progress=session.progress.state(),
+        config=config, tokenizer=corpus.vocabulary.name, identity=identity,
+        progress=session.progress.state(),
         losses=session.loop.losses, speed=session.loop.speed(session.peak), share=session.share,
         counts=session.counts, command=command, device=session.accelerator.device,
     )  # fmt: skip
@@ -84,6 +81,19 @@ def run(
     return record
 
 
+def identity_of(
+    config: PretrainConfig, corpus: Corpus, valid: Corpus | None, settings: Settings
+) -> dict[str, Any]:
+    """Return all that the numbers of a run depend on."""
+    return {
+        "config": config.to_dict(),
+        "corpus": corpus.fingerprint,
+        "tokenizer": corpus.vocabulary.fingerprint,
+        "validation": None if valid is None else [valid.fingerprint, settings.valid_tokens],
+        "precision": precision_of(settings),
+    }
+
+
 def check_identity(out: Path, identity: dict[str, Any]) -> None:
     """Refuse a folder that holds another run."""
     if not (out / RUN).is_file():
@@ -95,7 +105,9 @@ def check_identity(out: Path, identity: dict[str, Any]) -> None:
         if there["config"].get(name) != value
     ]
     other += [
-        f"another {name}" for name in ("corpus", "tokenizer") if there.get(name) != identity[name]
+        f"another {name}"
+        for name in identity
+        if name != "config" and there.get(name) != identity[name]
     ]
     if other:
         raise ValueError(
