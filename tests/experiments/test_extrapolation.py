@@ -1,5 +1,6 @@
 """Windows that count every token once; losses that are those of reading token by token."""
 
+import copy
 import json
 
 import numpy as np
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from little_corpus import text
 from tisa import cli
 from tisa.encoder import LanguageModel, TransformerConfig
+from tisa.experiments.extrapolation import tables
 from tisa.experiments.extrapolation.figure import figure
 from tisa.experiments.extrapolation.measuring import measured, position_bins
 from tisa.experiments.extrapolation.tables import markdown
@@ -130,6 +132,14 @@ def test_the_command_reads_finished_runs(tmp_path):
     table = (tmp_path / "far" / "extrapolation.md").read_text()
     assert table == markdown(record)
     assert "| absolute | 2" in table
+    # A second seed with losses that are larger by 1: the range is told.
+    twice = copy.deepcopy(record)
+    twice["runs"].append(copy.deepcopy(twice["runs"][0]) | {"seed": 1})
+    for row in twice["runs"][-1]["rows"]:
+        row["loss"] += 1.0
+    best = record["runs"][0]["rows"][0]["loss"]
+    low, mean, high = (tables.shown(np.exp(best + more)) for more in (0.0, 0.5, 1.0))
+    assert f"| tisa | {mean} ({low}–{high}) |" in markdown(twice)
     assert "32 (trained)" in table
     assert (tmp_path / "far" / "extrapolation.png").stat().st_size > 20_000
     # One line in each panel for each method that reads the length, and one for the training length.

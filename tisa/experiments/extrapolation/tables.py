@@ -36,10 +36,9 @@ def markdown(record: dict[str, Any]) -> str:
         lines += ["| method | " + " | ".join(heads) + " | longest ÷ trained |"]
         lines += ["|---" * (len(lengths) + 2) + "|"]
         for name, method in rows.items():
-            losses = [mean_loss(method.get(length, [])) for length in lengths]
-            cells = ["–" if loss is None else shown(math.exp(min(loss, 700))) for loss in losses]
+            cells = [_cell(method.get(length, [])) for length in lengths]
             first = mean_loss(method.get(trained, []))
-            last = losses[-1]
+            last = mean_loss(method.get(lengths[-1], []))
             ratio = "–" if first is None or last is None else shown(math.exp(last - first))
             lines.append(f"| {name} | " + " | ".join(cells) + f" | {ratio} |")
         lines.append("")
@@ -50,6 +49,15 @@ def markdown(record: dict[str, Any]) -> str:
         if "refused" in row
     }
     return "\n".join([*lines, *sorted(refused)]) + "\n"
+
+
+def _cell(rows: list[dict[str, Any]]) -> str:
+    """Return the perplexity of the mean loss; of several seeds also the best and the worst."""
+    mean = mean_loss(rows)
+    if mean is None:
+        return "–"
+    each = [shown(math.exp(min(row["loss"], 700))) for row in sorted(rows, key=lambda r: r["loss"])]
+    return shown(math.exp(min(mean, 700))) + (f" ({each[0]}–{each[-1]})" if len(each) > 1 else "")
 
 
 def shown(value: float) -> str:

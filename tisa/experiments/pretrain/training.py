@@ -74,10 +74,10 @@ def run(
         save_tokenizer,
     )  # fmt: skip
     session.accelerator.end_training()
-    view.say(
-        f"{record['speed'].get('tokens_per_second', 0):,.0f} tokens/s, "
-        f"{spoken(session.progress.seconds)}, written to {out}"
-    )
+    # Of a few steps there is none.
+    speed = record["speed"].get("tokens_per_second")
+    fast = "" if speed is None else f"{speed:,.0f} tokens/s, "
+    view.say(f"{fast}{spoken(session.progress.seconds)}, written to {out}")
     return record
 
 
