@@ -248,6 +248,15 @@ def test_an_exported_decoder_takes_a_prompt_too():
         torch.testing.assert_close(program.module()(*tensors), decoder(*tensors))
 
 
+@pytest.fixture(scope="module")
+def own_cache(tmp_path_factory):
+    """Not the one of all processes: a job killed while writing leaves half a library there."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
+
+
+@pytest.mark.usefixtures("own_cache")
 @pytest.mark.skipif(
     not any(shutil.which(name) for name in ("g++", "clang++", "c++")),
     reason="Inductor needs a C++ compiler on the CPU",

@@ -157,7 +157,7 @@ def test_what_goes_together(model):
 
 def quick(monkeypatch):
     def run_stack(cells, **settings):
-        time.sleep(0.02)
+        time.sleep(0.1)
         return [made_up(cell) for cell in cells]
 
     monkeypatch.setattr(stacked, "run_stack", run_stack)

@@ -50,7 +50,7 @@ def made_up(cell):
     )  # fmt: skip
 
 
-def quick(monkeypatch, seconds=0.004):
+def quick(monkeypatch, seconds=0.02):
     def run(cell, **settings):
         time.sleep(seconds)
         return made_up(cell)

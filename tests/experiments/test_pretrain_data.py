@@ -64,6 +64,8 @@ def test_a_dataset_is_streamed(tmp_path, monkeypatch):
 
     load.__wrapped__ = datasets.load_dataset
     monkeypatch.setattr(datasets, "load_dataset", load)
+    # It would ask the network to count the download.
+    monkeypatch.setattr(datasets.config, "HF_UPDATE_DOWNLOAD_COUNTS", False)
     source = Source(dataset="some/name:en:train", text_column="body")
     assert list(documents(source)) == DOCUMENTS
     assert list(documents(source, skip=1)) == DOCUMENTS[1:]

@@ -112,7 +112,8 @@ def test_a_model_in_a_stack_trains_as_it_does_alone(name):
     for (parameter, mine), (_, wanted) in zip(
         stack.named_parameters(), again.named_parameters(), strict=True
     ):
-        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5, msg=parameter)
+        # Adam steps by up to 1e-2; without AVX-512 gradients of nearly 0 differ by 1.3e-5 after it.
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=3e-5, msg=parameter)
 
 
 def test_rows_that_all_models_share_are_given_once():
