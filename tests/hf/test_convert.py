@@ -1,5 +1,6 @@
 """Conversion itself: fit, fold, what is refused, and that originals are left alone."""
 
+import copy
 import json
 import os
 import subprocess
@@ -109,6 +110,36 @@ def test_a_fitted_curve_stays_at_its_level_beyond_the_offsets_seen():
             assert (scoring.scores(torch.tensor([far])) == 0).all()
         level = scoring.scores(torch.arange(length - 8, length)).mean(1)
         assert level.abs().max() < 1.5
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_a_model_in_float16_is_fitted_to_what_is_there(name):
+    """Padding and keys to come are hidden by −65,504 there; they count as little as in float32."""
+    half = original(name).half()
+    whole = copy.deepcopy(half).float()
+    curves = []
+    for model in (half, whole):
+        fitted = tisa.hf.convert(model, positions="replace", init="fit", calibration=TOKENS)
+        scoring = [m for m in fitted.modules() if isinstance(m, tisa.TISA)]
+        offsets = torch.arange(-8, 1 if name == "gpt2" else 9)
+        curves.append(torch.stack([m.scores(offsets) for m in scoring]).detach())
+    centred = [curve - curve.mean(-1, keepdim=True) for curve in curves]
+    torch.testing.assert_close(centred[0], centred[1], rtol=0, atol=0.1 * centred[1].abs().max())
+
+
+def test_frozen_weights_stay_frozen():
+    model = original("bert").requires_grad_(False)
+    model.cls.predictions.bias.requires_grad_(True)
+    converted = tisa.hf.convert(model, init="zero")
+    trained = {n for n, p in converted.named_parameters() if p.requires_grad}
+    scores = {n for n, _ in converted.named_parameters() if "offset_scores" in n}
+    assert trained == scores | {"cls.predictions.bias"}
+
+
+def test_tokens_inside_a_text_have_others_on_both_sides():
+    real = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [0, 1, 1, 1], [1, 1, 0, 0]]).bool()
+    wanted = [[0, 1, 1, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+    assert tisa.hf.calibration.inner(real).int().tolist() == wanted
 
 
 def test_the_fold_is_the_mean_over_the_places_where_tokens_stand():

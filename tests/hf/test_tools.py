@@ -244,6 +244,39 @@ def test_distilling_goes_on_where_it_stopped(tmp_path):
     other = tisa.hf.convert(original("gpt2"), init="zero")
     with pytest.raises(ValueError, match="another model"):
         tisa.hf.distil(other, original("gpt2"), TOKENS, checkpoint=file, **settings)
+    fewer = tisa.hf.convert(
+        model, positions="replace", init="zero", calibration=TOKENS, num_kernels=1
+    )
+    with pytest.raises(ValueError, match="another model"):
+        tisa.hf.distil(fewer, model, TOKENS, checkpoint=file, **settings)
+
+
+def test_what_cannot_be_measured_is_written_all_the_same(encoder, tmp_path):
+    # One word each: no other order of them. Longer than the 64 positions, too.
+    words = ["abcdefgh" * 12, "hgfedcba" * 12, "acegbdfh" * 12, "abcdhgfe" * 12]
+    done = convert_folder(str(encoder), tmp_path / "words", init="zero", texts=words, measured=True)
+    assert "order-match" not in done.after
+    assert 0 <= done.after["masked-token accuracy"] <= 1
+    long = [" ".join(lines(6)) for _ in range(4)]
+    done = convert_folder(str(encoder), tmp_path / "long", init="zero", texts=long, measured=True)
+    assert 0 <= done.after["order-match"] <= 1
+
+    def wrong(model, tokenizer):
+        raise RuntimeError("no score today")
+
+    with pytest.raises(ValueError, match=r"broken is written, but .* no score today"):
+        convert_folder(
+            str(encoder), tmp_path / "broken", init="zero", texts=lines(), measured=True,
+            score=wrong,
+        )  # fmt: skip
+    assert (tmp_path / "broken" / "model.safetensors").is_file()
+
+
+def test_texts_are_measured_without_a_token_to_pad_with(encoder):
+    model, tokenizer = load_stock(str(encoder))
+    wanted = measure.embeddings(model, tokenizer, lines(5))
+    tokenizer.pad_token = None
+    torch.testing.assert_close(measure.embeddings(model, tokenizer, lines(5)), wanted)
 
 
 def test_order_match_is_chance_without_positions(encoder):

@@ -18,7 +18,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from tisa.attention import attention
 from tisa.offsets import offset_range, to_matrix
-from tisa.shapes import Bool, Float, Int, Tensor
+from tisa.shapes import Bool, Float, Int, Int32, Tensor
 
 # Implementations a model may be set to, and the name under which its own modules look them up.
 IMPLEMENTATIONS = {
@@ -59,6 +59,12 @@ def same_segment(segments: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch 1
     return (segments.unsqueeze(-1) == segments.unsqueeze(-2)).unsqueeze(1)
 
 
+def packed_segments(ends: Int32[Tensor, " ends"], length: int) -> Int[Tensor, "1 length"]:
+    """Return the number of each token's sequence from where packed sequences begin and end."""
+    places = torch.arange(length, device=ends.device)
+    return torch.bucketize(places, ends[1:], right=True).unsqueeze(0)
+
+
 def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Return a mask that is added to the logits from one that may be boolean."""
     if mask is None or mask.dtype != torch.bool:
@@ -92,6 +98,9 @@ def _ours(
     queries, keys = query.shape[-2], key.shape[-2]
     start = kwargs.get("tisa_query_start")
     packed = kwargs.get("tisa_packed")
+    if attention_mask is not None or query.shape[0] != 1:
+        # Packed sequences, and something else that says who sees whom.
+        packed = None
     segments = None if packed is not None else _segments(kwargs, queries, keys)
     causal = _is_causal(module, query, attention_mask, kwargs)
     gqa = query.shape[1] != key.shape[1]
@@ -111,7 +120,13 @@ def _ours(
         return output.unsqueeze(0).contiguous(), None
     if segments is not None:
         same = same_segment(segments)
-        attention_mask = same if attention_mask is None else attention_mask & same
+        if attention_mask is None:
+            attention_mask = same
+        elif attention_mask.dtype == torch.bool:
+            attention_mask = attention_mask & same
+        else:
+            hidden = torch.finfo(attention_mask.dtype).min
+            attention_mask = attention_mask.masked_fill(~same, hidden)
     output = attention(
         query, key, value, module.score_vector(queries, keys, kwargs),
         attn_mask=attention_mask, dropout_p=dropout, scale=scaling, is_causal=causal,
@@ -183,6 +198,8 @@ def _flex(
     else:
         vector = module.score_vector(queries, keys, kwargs)
     segments = _segments(kwargs, queries, keys)
+    if segments is not None:
+        segments = segments.expand(query.shape[0], -1)
     dense = attention_mask if isinstance(attention_mask, Tensor) else None
     dense = additive(dense, query.dtype)
     hidden = torch.finfo(query.dtype).min
@@ -247,9 +264,7 @@ def _segments(kwargs: dict[str, Any], queries: int, keys: int) -> Tensor | None:
     """Return which packed sequence each token belongs to; None where there is one, or a cache."""
     segments = kwargs.get("tisa_segments")
     if kwargs.get("tisa_packed") is not None:
-        ends = kwargs["tisa_packed"][0]
-        places = torch.arange(queries, device=ends.device)
-        segments = torch.bucketize(places, ends[1:], right=True).unsqueeze(0)
+        segments = packed_segments(kwargs["tisa_packed"][0], queries)
     if segments is None or queries != keys or segments.shape[-1] != queries:
         return None
     return segments

@@ -216,6 +216,12 @@ def _ints(item: Any) -> list[int]:
     return list(values)
 
 
+def inner(real: Bool[Tensor, "batch length"]) -> Bool[Tensor, "batch length"]:
+    """Return the tokens of each text that have one of it on either side."""
+    pad = torch.nn.functional.pad
+    return real & pad(real[:, :-1], (1, 0)) & pad(real[:, 1:], (0, 1))
+
+
 def length_limit(model: PreTrainedModel) -> int:
     """Return how many tokens the model takes."""
     table = families.position_table(model)

@@ -158,6 +158,9 @@ def _rebuilt(model: PreTrainedModel, described: dict[str, Any]) -> PreTrainedMod
     assert not lost, lost
     assert not new, new
     converted.tie_weights()
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    for name, parameter in converted.named_parameters():
+        parameter.requires_grad_(name not in frozen)
     if model.can_generate():
         converted.generation_config = copy.deepcopy(model.generation_config)
     return converted

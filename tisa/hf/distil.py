@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cosine_similarity, kl_div, log_softmax
 from transformers import PreTrainedModel
 
-from tisa.hf.calibration import Batch, Tokens, batches_of, load_tokenizer, tokens_of
+from tisa.hf.calibration import Batch, Tokens, batches_of, inner, load_tokenizer, tokens_of
 from tisa.hf.parameters import is_score
 from tisa.shapes import Tensor
 
@@ -159,7 +159,8 @@ class _State:
     def _read(self, trained: dict[str, nn.Parameter]) -> None:
         assert self.path is not None
         kept = torch.load(self.path, weights_only=True, map_location="cpu")
-        if set(kept["weights"]) != set(trained):
+        shapes = {name: value.shape for name, value in kept["weights"].items()}
+        if shapes != {name: parameter.shape for name, parameter in trained.items()}:
             raise ValueError(
                 f"distil: checkpoint {self.path} is of another model; name another file"
             )
@@ -217,7 +218,7 @@ def _loss(
         return error + pooled_weight * (1 - cosine_similarity(ours, theirs, dim=-1)).mean()
     chosen = torch.rand(real.shape, generator=generator).to(real.device) < MASKED
     # Not the ends, which are always the same.
-    chosen &= real & real.roll(1, 1) & real.roll(-1, 1)
+    chosen &= inner(real)
     inputs["input_ids"] = inputs["input_ids"].masked_fill(chosen, mask_token_id)
     with torch.no_grad():
         target = log_softmax(teacher(**inputs).logits.float(), -1)

@@ -220,7 +220,10 @@ def _content(
         rows = batch.rows
         logits = (query[:, :, rows] @ key.mT).float() * scale
         if isinstance(mask, Tensor):
-            logits = logits + (mask[:, :, rows] if mask.shape[-2] > 1 else mask).float()
+            mask = mask[:, :, rows] if mask.shape[-2] > 1 else mask
+            # float16 hides a key by −65,504, which is no sign of that in float32.
+            hidden = mask <= torch.finfo(mask.dtype).min / 2
+            logits = (logits + mask.float()).masked_fill(hidden, -1e30)
         found.append(logits.clamp_min(-1e30))
         raise _Enough
 

@@ -20,7 +20,7 @@ from transformers import (
 from tisa.hf.calibration import default_texts, length_limit, tokens_of
 from tisa.hf.convert import Positions, Start, convert
 from tisa.hf.distil import distil
-from tisa.hf.measure import cosine_by_length, masked_accuracy, order_match
+from tisa.hf.measure import cosine_by_length, masked_accuracy, order_match, orders_of
 from tisa.hf.models import LIFTED, register_type, tisa_class
 
 # What a sentence encoder has beside its transformer; copied as it is.
@@ -75,7 +75,7 @@ def convert_folder(
         seed: of the pieces that are cut and of the distillation.
         progress: called with (layers fitted, layers).
     """
-    out = Path(out)
+    out = Path(out).resolve()
     if out.is_file():
         raise ValueError(f"--out: {out} is a file; name a new folder")
     if out.exists() and any(out.iterdir()):
@@ -105,17 +105,20 @@ def convert_folder(
             converted, original, calibration or default_texts(), tokenizer=tokenizer,
             steps=10_000, minutes=minutes, seed=seed, by_length=lengths is not None,
         )  # fmt: skip
-    before: dict[str, float] = {}
-    after: dict[str, float] = {}
-    if measured:
-        before, after = measurements(original, converted, tokenizer, held_out, score)
     unfinished = out.with_name(out.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     save(converted, tokenizer, unfinished, beside=model)
     if out.exists():
         out.rmdir()
     unfinished.rename(out)
-    return Done(original, converted, before, after)
+    if not measured:
+        return Done(original, converted, {}, {})
+    try:
+        return Done(
+            original, converted, *measurements(original, converted, tokenizer, held_out, score)
+        )
+    except Exception as wrong:
+        raise ValueError(f"{out} is written, but could not be measured: {wrong}") from wrong
 
 
 def load_stock(name: str) -> tuple[PreTrainedModel, Any]:
@@ -217,8 +220,11 @@ def measurements(
         for model, found in ((original, before), (converted, after)):
             found["masked-token accuracy"] = masked_accuracy(model, sequences, mask)[0]
     with torch.no_grad():
-        before["order-match"] = 1.0
-        after["order-match"] = order_match(converted, original, tokenizer, texts[:64])
+        some = texts[:64]
+        # SMILES, or texts of a few words, have no other order of words.
+        if any(orders_of(text, random.Random(0)) for text in some):
+            before["order-match"] = 1.0
+            after["order-match"] = order_match(converted, original, tokenizer, some)
         longest = [*texts, *(" ".join(texts[i:]) for i in range(min(8, len(texts))))]
         lengths = [n for n in (16, 64, 128, 256, 512) if n <= length_limit(original)]
         by = cosine_by_length(converted, original, tokenizer, longest, lengths)

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel
 
-from tisa.hf.calibration import Tokens, batches_of
+from tisa.hf.calibration import Tokens, batches_of, inner, length_limit
 from tisa.shapes import Float, Tensor
 
 # Four orders of a sentence's words: as written, and three that differ from it and each other.
@@ -22,19 +22,25 @@ def embeddings(
     """Return the mean of the last hidden states of each text, of length 1."""
     found: dict[int, Tensor] = {}
     for places in _by_length(texts):
-        given = tokenizer(
-            [texts[i] for i in places],
-            padding=True,
-            truncation=max_length is not None,
-            max_length=max_length,
-            return_tensors="pt",
-        ).to(model.device)
+        cut = tokenizer(
+            [texts[i] for i in places], truncation=max_length is not None, max_length=max_length
+        )
+        given = _padded(cut, model.device)
         hidden = model.base_model(**given)[0].float()
         weight = given["attention_mask"].unsqueeze(-1).float()
         means = (hidden * weight).sum(1) / weight.sum(1)
         for i, vector in zip(places, torch.nn.functional.normalize(means, dim=-1), strict=True):
             found[i] = vector
     return torch.stack([found[i] for i in range(len(texts))])
+
+
+def _padded(cut: Any, device: torch.device) -> dict[str, Tensor]:
+    """Return rows of one length, by hand: not every tokenizer has a token to pad with."""
+    longest = max(map(len, cut["input_ids"]))
+    return {
+        name: torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
+        for name, rows in cut.items()
+    }
 
 
 def orders_of(text: str, generator: random.Random) -> list[str]:
@@ -96,7 +102,11 @@ def order_matches(
     if not groups:
         raise ValueError("order_match: texts must have some of more than four different words")
     flat = [text for group in groups for text in group]
-    ours, theirs = (embeddings(m, tokenizer, flat).unflatten(0, (-1, 4)) for m in (model, original))
+    limit = min(512, length_limit(original))
+    ours, theirs = (
+        embeddings(m, tokenizer, flat, max_length=limit).unflatten(0, (-1, 4))
+        for m in (model, original)
+    )
     nearest = (ours @ theirs.mT).argmax(-1)
     # Without positions all four are the same vector: that counts as chance, not as the first.
     blind = (ours - ours[:, :1]).abs().amax((1, 2)) < 1e-5
@@ -108,7 +118,8 @@ def cosine_to_original(
     model: PreTrainedModel, original: PreTrainedModel, tokenizer: Any, texts: Sequence[str]
 ) -> float:
     """Return the mean cosine between the embeddings of both models."""
-    ours, theirs = (embeddings(m, tokenizer, texts) for m in (model, original))
+    limit = min(512, length_limit(original))
+    ours, theirs = (embeddings(m, tokenizer, texts, max_length=limit) for m in (model, original))
     return float(cosine_similarity(ours, theirs).mean())
 
 
@@ -161,9 +172,7 @@ def masked_accuracy(
     for batch in batches_of(sequences, model, elements=1):
         ids, real = batch.inputs["input_ids"], batch.inputs["attention_mask"].bool()
         chosen = torch.rand(ids.shape, generator=generator).to(ids.device) < 0.15
-        inner = real & real.roll(-1, 1)
-        inner[:, 0] = False
-        chosen &= inner
+        chosen &= inner(real)
         given = {**batch.inputs, "input_ids": ids.masked_fill(chosen, mask_token_id)}
         guess = model(**given).logits.argmax(-1)
         right += int((guess == ids)[chosen].sum())

@@ -220,14 +220,15 @@ def announce(module, args, kwargs):
     told = {}
     if given.get("output_attentions"):
         told["tisa_weights"] = True
-    places = given.get("position_ids")
-    if places is not None and places.ndim == 2:
+    places, mask = given.get("position_ids"), given.get("attention_mask")
+    # A mask with four dimensions says itself who sees whom.
+    if places is not None and places.ndim == 2 and getattr(mask, "ndim", 2) != 4:
         told["tisa_segments"] = (places.diff(dim=-1, prepend=places[:, :1] - 1) != 1).cumsum(-1)
     if module.config.tisa["base_model_type"] != "mpnet":
         return args, kwargs | told
     if "tisa_segments" in told:
         # MPNet passes nothing on; a mask with four dimensions it takes as it is.
-        segments, mask = told["tisa_segments"], given.get("attention_mask")
+        segments = told["tisa_segments"]
         same = segments[:, None, :, None] == segments[:, None, None, :]
         same = same if mask is None else same & mask[:, None, None, :].bool()
         kwargs = kwargs | {"attention_mask": additive(same, module.dtype)}

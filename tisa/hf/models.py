@@ -164,21 +164,27 @@ def _announce(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
     wanted = given.get("output_attentions")
     if module.config.output_attentions if wanted is None else wanted:
         told["tisa_weights"] = True
-    position_ids = given.get("position_ids")
+    position_ids, mask = given.get("position_ids"), given.get("attention_mask")
+    mpnet = module.config.tisa["base_model_type"] == "mpnet"
     # Who says where packed sequences end need not wait for a look at the positions.
     known = given.get("tisa_packed") is not None
-    if not known and position_ids is not None and position_ids.ndim == 2:
+    # A mask with four dimensions says itself who sees whom.
+    whole = getattr(mask, "ndim", 2) == 4
+    if not known and position_ids is not None and position_ids.ndim == 2 and not whole:
         segments = _segments_of(position_ids)
         if segments is not None:
             told["tisa_segments"] = segments
-    if module.config.tisa["base_model_type"] != "mpnet":
+    if known and mpnet and not whole:
+        tokens = given.get("input_ids")
+        tokens = given["inputs_embeds"] if tokens is None else tokens
+        told["tisa_segments"] = attention.packed_segments(given["tisa_packed"][0], tokens.shape[1])
+    if not mpnet:
         return args, kwargs | told | _together(module)
     if not told:
         return args, kwargs
     if "tisa_segments" in told:
         # MPNet passes nothing on; a mask with four dimensions it takes as it is.
         same = attention.same_segment(told["tisa_segments"])
-        mask = given.get("attention_mask")
         if mask is not None:
             same = same & mask[:, None, None, :].bool()
         kwargs = kwargs | {"attention_mask": attention.additive(same, module.dtype)}
