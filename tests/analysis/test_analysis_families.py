@@ -1,9 +1,11 @@
 """Every family, read from disk, against what the model itself computes."""
 
+import json
 import re
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from little_models import config_of, model_of
 from tisa.analysis.curves import read_curves
@@ -197,3 +199,42 @@ def test_pickles_and_shards_hold_the_same(tmp_path, sharded):
     one, other = (read_positions(read_checkpoint(tmp_path / n)) for n in ("one", "bin"))
     torch.testing.assert_close(one.positions, other.positions, rtol=0, atol=0)
     torch.testing.assert_close(one.query, other.query, rtol=0, atol=0)
+
+
+def saved(family, folder, change, **config):
+    """Save a little model with other tensors or another config, and return what is read of it."""
+    model_of(family).save_pretrained(folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    told = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(told))
+    return read_checkpoint(folder)
+
+
+def test_quantised_weights_are_no_numbers(tmp_path):
+    name = "encoder.layer.0.attention.self.query.weight"
+
+    def quantise(tensors):
+        tensors[name] = (tensors[name] * 100).to(torch.int8)
+
+    with pytest.raises(ValueError, match="quantised weights; analyse the model"):
+        read_positions(saved("BERT", tmp_path, quantise))
+
+
+def test_a_table_that_the_model_does_not_use(tmp_path):
+    found = saved("BERT", tmp_path, lambda tensors: None, position_embedding_type="relative_key")
+    assert not has_table(found)
+    with pytest.raises(ValueError, match="does not use its position table: it has relative_key"):
+        read_positions(found)
+
+
+def test_tables_of_cross_attention_are_left_out(tmp_path):
+    def add(tensors):
+        of_decoder = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        tensors[of_decoder.replace("layer.0.SelfAttention", "layer.1.EncDecAttention")] = tensors[
+            of_decoder
+        ].clone()
+
+    assert len(read_curves(saved("T5", tmp_path, add))) == 2

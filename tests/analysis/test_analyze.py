@@ -324,6 +324,7 @@ def test_a_hub_name_without_a_network_is_one_sentence(tmp_path):
         (["--text", "empty.txt"], "got an empty file"),
         (["--text", "binary.txt"], "expected UTF-8 text"),
         (["--text", "short.txt"], "at least 8 tokens"),
+        (["--text", "unknown.txt"], "the tokenizer does not know 100% of the text"),
         (["--scores", "wrong.csv"], "expected the columns model and score"),
         (["--scores", "word.csv"], "expected a number for 'bert'"),
         (["--out", "file"], "expected a folder, got the file"),
@@ -333,6 +334,7 @@ def test_wrong_options_are_one_sentence(arguments, said, little, tmp_path, monke
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x81")
     (tmp_path / "short.txt").write_text("w1 w2")
+    (tmp_path / "unknown.txt").write_text("lemon " * 20)
     (tmp_path / "wrong.csv").write_text("a,b\n1,2\n")
     (tmp_path / "word.csv").write_text("model,score\nbert,good\n")
     (tmp_path / "file").write_text("")

@@ -75,7 +75,7 @@ def test_the_race_tells_methods_apart_and_its_record_is_a_table():
 @pytest.mark.unchecked
 def test_the_command(tmp_path):
     arguments = ["probes", "--methods", "none,absolute", "--tasks", "find,order", "--steps", "2",
-                 "--length", "8", "--out", str(tmp_path / "new")]  # fmt: skip
+                 "--length", "12", "--out", str(tmp_path / "new")]  # fmt: skip
     shown = CliRunner().invoke(cli.app(), arguments)
     assert shown.exit_code == 0, shown.exception
     record = json.loads((tmp_path / "new" / "probes.json").read_text())
@@ -86,7 +86,7 @@ def test_the_command(tmp_path):
         (["--methods", "lemon"], "--methods: expected some of none"),
         (["--tasks", "guess"], "--tasks: expected some of find"),
         (["--steps", "0"], "steps must be at least 1"),
-        (["--length", "4"], "length must be at least 8"),
+        (["--length", "11"], "length must be at least 12"),
     ):
         shown = CliRunner().invoke(cli.app(), ["probes", *wrong])
         assert message in str(shown.exception)

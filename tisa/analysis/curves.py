@@ -49,6 +49,8 @@ def _split(name: str) -> list[str]:
 def _tables(checkpoint: Checkpoint, reach: int) -> list[Curve]:
     curves = []
     for name, tensor in _matching(checkpoint.tensors, "relative_attention_bias.weight"):
+        if "EncDecAttention" in name:
+            continue  # T5's first files have one there, which no model adds to its logits.
         table = tensor.to(torch.float32)
         causal = "decoder" in name.split(".")
         scoring = _buckets(checkpoint.config, table, bidirectional=not causal)

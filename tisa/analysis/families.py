@@ -209,6 +209,8 @@ def why_not(checkpoint: Checkpoint) -> str:
     rotary = {"rope_theta", "rope_scaling", "rope_parameters", "rotary_dim", "rotary_pct"}
     if rotary & set(checkpoint.config):
         return f"this model ({model_type}) has no learned position table: it has rotary positions"
+    if relative := _relative(checkpoint):
+        return f"this model ({model_type}) does not use its position table: it has {relative}"
     known = ", ".join(dict.fromkeys(f.name for f in FAMILIES))
     return (
         f"no position table found in this model (model_type {model_type}); expected {known}, "
@@ -229,7 +231,13 @@ class _Reader:
                 f"{self.checkpoint.name}: the tensor {full!r} is missing; "
                 "the file is incomplete, download it again"
             )
-        return self.checkpoint.tensors[full].detach().to(torch.float32)
+        tensor = self.checkpoint.tensors[full].detach()
+        if not tensor.is_floating_point():
+            raise ValueError(
+                f"{self.checkpoint.name}: {full!r} holds {tensor.dtype}, quantised weights; "
+                "analyse the model that they were made from"
+            )
+        return tensor.to(torch.float32)
 
     def has(self, name: str | None, end: str = "", layer: int = 0) -> bool:
         return (
@@ -241,8 +249,16 @@ class _Reader:
         return sorted({int(m[1]) for n in self.checkpoint.tensors if (m := pattern.fullmatch(n))})
 
 
+def _relative(checkpoint: Checkpoint) -> str | None:
+    """Return what older BERT-like models have in place of their table, which is in the file."""
+    kind = checkpoint.config.get("position_embedding_type")
+    return None if kind in (None, "absolute") else str(kind)
+
+
 def _recognise(checkpoint: Checkpoint) -> tuple[Family, str] | None:
     """Return the family and the prefix of its tensors, told by the config or by names alone."""
+    if _relative(checkpoint):
+        return None
     told = checkpoint.config.get("model_type")
     if told is not None:
         # A converted model that keeps its table beside its scores (tisa.hf).

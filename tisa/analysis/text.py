@@ -112,6 +112,12 @@ def _windows(
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if len(ids) < 8:
         raise ValueError(f"--text: expected at least 8 tokens, got {len(ids)}; give a longer text")
+    share = ids.count(tokenizer.unk_token_id) / len(ids)
+    if share > 0.25:
+        raise ValueError(
+            f"--text: the tokenizer does not know {share:.0%} of the text; is it in another "
+            "language, or are the tokenizer's files missing in the model's folder?"
+        )
     word = text.split()[0]
     bare = tokenizer(word, add_special_tokens=False)["input_ids"]
     dressed = tokenizer(word)["input_ids"]

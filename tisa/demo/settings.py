@@ -56,7 +56,7 @@ def quick(seed: int = 0, device: str = "cpu") -> Settings:
         race_methods=("none", "tisa"),
         race_tasks=("find",),
         race_steps=20,
-        race_length=8,
+        race_length=12,
         criteria_methods=("absolute", "t5", "tisa"),
         training_steps=30,
     )

@@ -151,7 +151,8 @@ def _weights(found: Analysis, numbers: dict[str, Any]) -> list[dict[str, Any]]:
 def _basis(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return Z (positions, rank) and V (width, rank) with table ≈ Z Vᵀ."""
     left, values, right = torch.linalg.svd(table, full_matrices=False)
-    kept = int((values[:rank] > 1e-6 * values[0]).sum())
+    # One of a table of zeros, too.
+    kept = max(1, int((values[:rank] > 1e-6 * values[0]).sum()))
     return left[:, :kept] * values[:kept], right[:kept].T
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tisa.encoder import LanguageModel, TransformerConfig
-from tisa.experiments.probes.tasks import NO_ANSWER, TASKS, VOCABULARY
+from tisa.experiments.probes.tasks import NO_ANSWER, OFFSET, TASKS, VOCABULARY
 from tisa.experiments.record import surroundings
 from tisa.positions import METHODS
 from tisa.scoring import ScoringFunction
@@ -39,8 +39,9 @@ class ProbeConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.length < 8:
-            raise ValueError(f"length must be at least 8, got {self.length}")
+        # Training begins at half of it, where *find* must have an answer.
+        if self.length < 2 * (OFFSET + 1):
+            raise ValueError(f"length must be at least {2 * (OFFSET + 1)}, got {self.length}")
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
         if 1 not in self.factors or min(self.factors) < 1:
@@ -55,7 +56,7 @@ def names_of(text: str | None, known: Any, option: str, default: tuple[str, ...]
         raise ValueError(
             f"{option}: expected some of {', '.join(known)}, got {', '.join(unknown) or 'none'}"
         )
-    return found
+    return list(dict.fromkeys(found))
 
 
 def race(
