@@ -14,7 +14,9 @@ class Tupe(Position):
     p = LayerNorm(`table`): one row more than positions, rows from 1 on for positions from 0. With
     `untie_cls` (by default in encoders, where the first token is [CLS]) its row of the second term
     is the score of table row 0 with itself, its column that of row 1 with itself, as in the
-    author's code. `relative` is TUPE-R: T5's bias is added afterwards. A longer input is an error.
+    author's code. `relative` is TUPE-R: T5's bias is added afterwards, to [CLS] as to any other
+    token (the author's code has two more scores for its row and column). A longer input is an
+    error.
 
     Parameters: `table` (N(0, 0.02)), `norm`, `to_query` U_Q and `to_key` U_K with biases, and in
     TUPE-R `scoring`.
