@@ -84,7 +84,7 @@ def label_of(config: dict[str, Any]) -> str:
 def groups_of(records: list[dict[str, Any]]) -> list[Group]:
     """Return the runs by method, the best first; refuse runs of different recipes."""
     recipes = [_recipe(record) for record in records]
-    for name in {name for recipe in recipes for name in recipe}:
+    for name in dict.fromkeys(name for recipe in recipes for name in recipe):
         values = sorted({json.dumps(recipe.get(name)) for recipe in recipes})
         if len(values) > 1:
             raise ValueError(f"records: expected runs of one {name}, got {', '.join(values)}")
