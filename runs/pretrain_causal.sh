@@ -17,6 +17,7 @@ sinusoidal-0 --position sinusoidal --position-options '{"scale": 0.028}' --seed 
 tisa-1 --position tisa --seed 1
 near-far-1 --position near-far --seed 1
 rotary-1 --position rotary --seed 1
+alibi-1 --position alibi --seed 1
 RUNS
 "$python" runs/pretrain_report.py report "$work/causal" --out "$work/report/causal" || true
 finished=$(for f in "$work"/causal/*/record.json; do dirname "$f"; done)
