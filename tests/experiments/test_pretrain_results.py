@@ -7,8 +7,7 @@ from tisa.experiments.extrapolation.tables import markdown as far_tables
 from tisa.experiments.pretrain.summary import gate, groups_of, label_of, markdown, read_records
 
 ROOT = Path(__file__).parent.parent.parent
-FOLDER = ROOT / "docs/records/2026-11-15-pretrain"
-NEW = ROOT / "docs/records/2026-11-16-pretrain"
+FOLDER = ROOT / "docs/records/2026-11-16-pretrain"
 WHERE = {"tisa": "one for each layer", "tisa layers=shared": "one for all layers",
          "tisa layers=first": "in the first layer only", "none": "none"}  # fmt: skip
 
@@ -27,15 +26,15 @@ def test_perplexities():
 
 def test_losses_of_encoders():
     # Step times are of runs that shared the GPU, and not shown.
-    assert shown("encoder") == without_times(NEW / "encoder-85m/records.jsonl")
+    assert shown("encoder") == without_times(FOLDER / "encoder-wide/records.jsonl")
     found = groups_of(
         [
             r
             for name in ("where", "encoder")
-            for r in read_records(NEW / f"{name}-66m/records.jsonl")
+            for r in read_records(FOLDER / f"{name}-wide/records.jsonl")
         ]
     )
-    told = [g for g in found if g.label.startswith("tisa") or g.label == "none"]
+    told = [g for g in found if g.label in WHERE]
     assert shown("where") == "".join(
         [
             "| scores | validation loss | seeds (max − min) | positional parameters |\n",
@@ -61,13 +60,13 @@ def without_times(file):
 
 def test_what_is_said_of_the_gate_and_of_the_block():
     page = " ".join((ROOT / "docs/results.md").read_text().split())
-    for name, words in (("85m", "2.6 times"), ("66m", "3.6 times")):
-        found = gate(groups_of(read_records(NEW / f"encoder-{name}/records.jsonl")))
+    for name, words in (("wide", "40.7 times"), ("85m", "2.6 times"), ("66m", "3.6 times")):
+        found = gate(groups_of(read_records(FOLDER / f"encoder-{name}/records.jsonl")))
         assert f"{found['ratio']:.1f} times" == words
         assert words in page
     ends = {
         label_of(r["config"]): r["evaluations"][-1]
-        for r in read_records(NEW / "schedule-66m/records.jsonl")
+        for r in read_records(FOLDER / "schedule-wide/records.jsonl")
     }
     schedule, control = ends["absolute 128→512"], ends["absolute"]
     assert (
@@ -80,7 +79,7 @@ def test_what_is_said_of_the_gate_and_of_the_block():
 
 def test_the_rows_in_the_readme():
     readme = (ROOT / "README.md").read_text()
-    found = {g.label: g for g in groups_of(read_records(NEW / "encoder-85m/records.jsonl"))}
+    found = {g.label: g for g in groups_of(read_records(FOLDER / "encoder-wide/records.jsonl"))}
     names = {"t5": "T5", "rotary": "rotary", "alibi": "ALiBi", "absolute": "absolute",
              "tisa": "TISA", "near-far": "our `NearFar`", "none": "none"}  # fmt: skip
     (row,) = [line for line in readme.splitlines() if "masked-token loss" in line]
@@ -89,6 +88,6 @@ def test_the_rows_in_the_readme():
     names["kerple-log"] = "KERPLE"
     (row,) = [line for line in readme.splitlines() if "read at 8,192: perplexity" in line]
     far = {line.split(" | ")[0][2:]: line.split(" | ") for line in shown("far").splitlines()[2:]}
-    for label, (_, trained, *_, longest, _) in far.items():
-        if label != "tisa-v2":
-            assert f"{names[label].removeprefix('our ')} {longest} ({trained})" in row
+    for label in ("t5", "rotary", "alibi", "kerple-log", "tisa", "near-far"):
+        _, trained, *_, longest, _ = (cell.split(" (")[0] for cell in far[label])
+        assert f"{names[label].removeprefix('our ')} {longest} ({trained})" in row
