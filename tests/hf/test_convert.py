@@ -136,6 +136,17 @@ def test_tokens_inside_a_text_have_others_on_both_sides():
     assert tisa.hf.calibration.inner(real).int().tolist() == wanted
 
 
+def test_token_types_end_where_the_tokens_do():
+    ids = [2, *(4 + i % 50 for i in range(90)), 3]
+    pair = {"input_ids": ids, "token_type_ids": [0] * 40 + [1] * 52}
+    model = original("bert")
+    (found,) = tokens_of([pair], model)
+    assert len(found.ids) == 64
+    assert found.types == [0] * 40 + [1] * 24
+    converted = tisa.hf.convert(model, positions="replace", init="fit", calibration=[pair, pair])
+    assert torch.isfinite(logits(converted, **inputs())).all()
+
+
 def test_the_fold_is_the_mean_over_the_places_where_tokens_stand():
     sequences = [tisa.hf.calibration.Tokens(x) for x in ([2, 9, 8, 3], [2, 7, 3], [2, 5, 6, 4, 3])]
     ends = ends_of(sequences)

@@ -190,8 +190,8 @@ def _groups(ordered: list[Tokens], tokens: int) -> Iterator[list[Tokens]]:
 def _tokens(item: Any, model: PreTrainedModel, tokenizer: Any) -> Tokens:
     limit = length_limit(model)
     if isinstance(item, Mapping):
-        types = item.get("token_type_ids")
-        return Tokens(_ints(item["input_ids"])[:limit], None if types is None else _ints(types))
+        ids, types = _ints(item["input_ids"]), item.get("token_type_ids")
+        return Tokens(ids[:limit], None if types is None else _ints(types)[:limit])
     if isinstance(item, str) or (
         isinstance(item, (tuple, list)) and item and all(isinstance(x, str) for x in item)
     ):
