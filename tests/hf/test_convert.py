@@ -136,6 +136,47 @@ def test_tokens_inside_a_text_have_others_on_both_sides():
     assert tisa.hf.calibration.inner(real).int().tolist() == wanted
 
 
+def padded(side):
+    """Return TOKENS as rows of one length, and their masks."""
+    length = max(len(x) for x in TOKENS)
+    ids, masks = [], []
+    for x in TOKENS:
+        pad, ones = [1] * (length - len(x)), [1] * len(x)
+        zeros = [0] * len(pad)
+        ids.append([*x, *pad] if side == "right" else [*pad, *x])
+        masks.append([*ones, *zeros] if side == "right" else [*zeros, *ones])
+    return torch.tensor(ids), torch.tensor(masks)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_is_no_text_to_calibrate_on(side):
+    model = original("bert")
+    ids, masks = padded(side)
+    rows = [
+        {"input_ids": i, "attention_mask": m, "token_type_ids": torch.arange(len(i))}
+        for i, m in zip(ids, masks, strict=True)
+    ]
+    # A token that the mask hides is hidden whatever it is.
+    other = [{**row, "input_ids": row["input_ids"].masked_fill(row["attention_mask"] == 0, 9)}
+             for row in rows]  # fmt: skip
+    for given in (ids, ids.tolist(), rows, other, [{"input_ids": i} for i in ids]):
+        assert [x.ids for x in tokens_of(given, model)] == TOKENS
+    for found, mask in zip(tokens_of(other, model), masks, strict=True):
+        assert found.types == mask.nonzero().squeeze(1).tolist()
+    settings = dict(positions="replace", init="zero")
+    wanted, made = (tisa.hf.convert(model, calibration=c, **settings) for c in (TOKENS, ids))
+    assert made.config.tisa["last_token_id"] == 3
+    assert torch.equal(made.get_input_embeddings().fold, wanted.get_input_embeddings().fold)
+
+
+def test_padding_that_may_be_an_end_is_left_once():
+    model = original("gpt2")
+    model.config.pad_token_id = 3  # Its last token.
+    rows = [[2, 7, 8, 3, 3, 3], [2, 7, 8, 9, 7, 3], [2, 7, 8, 9, 7, 6], [3, 3, 7, 8, 9, 7]]
+    wanted = [rows[0][:4], rows[1], rows[2], rows[3][2:]]
+    assert [x.ids for x in tokens_of(rows, model)] == wanted
+
+
 def test_token_types_end_where_the_tokens_do():
     ids = [2, *(4 + i % 50 for i in range(90)), 3]
     pair = {"input_ids": ids, "token_type_ids": [0] * 40 + [1] * 52}
@@ -299,6 +340,8 @@ def test_bands_are_worked_out_once_for_all_layers_and_anew_in_every_pass(name, m
         ({"init": "fit", "positions": "keep"}, "keep"),
         ({"calibration": []}, "empty"),
         ({"calibration": [[2, 3]]}, "no order"),
+        ({"calibration": [[2, 3, 4, 5], [1, 1, 1, 1]]}, "empty text"),
+        ({"calibration": [{"input_ids": [2, 5, 3], "attention_mask": [1, 1]}]}, "each of 3 tokens"),
         ({"calibration": [[2, 900, 3, 4]]}, "another model"),
         ({"calibration": ["a text"]}, "tokenizer"),
         ({"calibration": "a text"}, "list"),

@@ -41,7 +41,8 @@ def tokens_of(calibration: Any, model: PreTrainedModel, tokenizer: Any = None) -
     """Return the token sequences of a calibration, checked against the model.
 
     `calibration` is a list of texts, of pairs of texts, or of token ids; None is a small built-in
-    English text, and a warning says so.
+    English text, and a warning says so. Padding is cut off: what `attention_mask` hides, or the
+    padding tokens at both ends of bare ids.
     """
     if calibration is None:
         if tokenizer is None:
@@ -190,8 +191,15 @@ def _groups(ordered: list[Tokens], tokens: int) -> Iterator[list[Tokens]]:
 def _tokens(item: Any, model: PreTrainedModel, tokenizer: Any) -> Tokens:
     limit = length_limit(model)
     if isinstance(item, Mapping):
-        ids, types = _ints(item["input_ids"]), item.get("token_type_ids")
-        return Tokens(ids[:limit], None if types is None else _ints(types)[:limit])
+        ids = _ints(item["input_ids"])
+        mask, types = (_of_each(item, name, ids) for name in ("attention_mask", "token_type_ids"))
+        places = _unpadded(ids, model, tokenizer)
+        if mask is not None:
+            places = [i for i, seen in enumerate(mask) if seen]
+        places = places[:limit]
+        return Tokens(
+            [ids[i] for i in places], None if types is None else [types[i] for i in places]
+        )
     if isinstance(item, str) or (
         isinstance(item, (tuple, list)) and item and all(isinstance(x, str) for x in item)
     ):
@@ -203,7 +211,36 @@ def _tokens(item: Any, model: PreTrainedModel, tokenizer: Any) -> Tokens:
         parts = (item,) if isinstance(item, str) else tuple(item)
         encoded = tokenizer(*parts, truncation=True, max_length=limit)
         return Tokens(list(encoded["input_ids"]), encoded.get("token_type_ids"))
-    return Tokens(_ints(item)[:limit])
+    ids = _ints(item)
+    return Tokens([ids[i] for i in _unpadded(ids, model, tokenizer)[:limit]])
+
+
+def _of_each(item: Mapping[str, Any], name: str, ids: list[int]) -> list[int] | None:
+    """Return what a mapping says of each of its tokens, or None."""
+    if item.get(name) is None:
+        return None
+    values = _ints(item[name])
+    if len(values) != len(ids):
+        raise ValueError(
+            f"calibration: expected {name} for each of {len(ids)} tokens, got {len(values)}"
+        )
+    return values
+
+
+def _unpadded(ids: list[int], model: PreTrainedModel, tokenizer: Any) -> list[int]:
+    """Return the places of the tokens between the padding at both ends."""
+    pad = getattr(tokenizer, "pad_token_id", None)
+    pad = getattr(model.config, "pad_token_id", None) if pad is None else pad
+    real = [i for i, token in enumerate(ids) if token != pad]
+    if not real:
+        return []
+    first, last = real[0], real[-1]
+    # Where one token is padding and an end of the text as well, one of each side may be the text's.
+    if first > 0 and pad == getattr(model.config, "bos_token_id", None):
+        first -= 1
+    if last + 1 < len(ids) and pad == getattr(model.config, "eos_token_id", None):
+        last += 1
+    return list(range(first, last + 1))
 
 
 def _ints(item: Any) -> list[int]:
