@@ -37,6 +37,13 @@ FAMILIES = {
             bos_token_id=2, eos_token_id=3, pad_token_id=1,
         )
     ),
+    # Of no type that is registered from the start.
+    "gpt_bigcode": lambda: transformers.GPTBigCodeForCausalLM(
+        transformers.GPTBigCodeConfig(
+            vocab_size=60, n_embd=32, n_layer=2, n_head=4, n_positions=64,
+            bos_token_id=2, eos_token_id=3, pad_token_id=1,
+        )
+    ),
     "opt": lambda: transformers.OPTForCausalLM(
         transformers.OPTConfig(
             **{k: v for k, v in _decoder().items() if k != "intermediate_size"},
@@ -47,7 +54,7 @@ FAMILIES = {
         transformers.LlamaConfig(**_decoder(), num_key_value_heads=2)
     ),
 }  # fmt: skip
-DECODERS = ("gpt2", "opt", "llama")
+DECODERS = ("gpt2", "gpt_bigcode", "opt", "llama")
 ROTARY = ("llama",)
 IMPLEMENTATIONS = ("eager", "sdpa", "tisa")
 

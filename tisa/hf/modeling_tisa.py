@@ -7,11 +7,12 @@ and "sdpa" attention only, and a dense bias; `pip install tisa` has fused kernel
 
 import inspect
 import sys
+from contextlib import contextmanager
 from functools import cache
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import AttentionInterface
@@ -79,7 +80,7 @@ class OwnScores(nn.Module):
         self.__dict__["_model_config"] = config
 
     def forward(self, *args, **kwargs):
-        past = kwargs.get("past_key_values")
+        past = next((x for x in (*args, *kwargs.values()) if isinstance(x, Cache)), None)
         past = getattr(past, "self_attention_cache", past)
         index = getattr(self, "layer_idx", None) or 0
         layers = getattr(past, "layers", None) or []
@@ -285,20 +286,30 @@ def attach(model):
     innermost.register_forward_pre_hook(announce, with_kwargs=True)
 
 
+@contextmanager
+def small_table(config):
+    limit = config.max_position_embeddings
+    if config.tisa["positions"] == "replace":
+        config.max_position_embeddings = max(16, (config.pad_token_id or 0) + 2)
+    try:
+        yield
+    finally:
+        config.max_position_embeddings = limit
+
+
 class TisaModelMixin(PreTrainedModel):
     """A stock model with what its config says: scores, and no positions."""
 
     _keep_in_fp32_modules_strict = {"offset_scores"}  # noqa: RUF012
 
     def __init__(self, config, *args, **kwargs):
-        limit = config.max_position_embeddings
-        if config.tisa["positions"] == "replace":
-            config.max_position_embeddings = max(16, (config.pad_token_id or 0) + 2)
-        try:
+        with small_table(config):
             super().__init__(config, *args, **kwargs)
-        finally:
-            config.max_position_embeddings = limit
         attach(self)
+
+    def initialize_weights(self):
+        with small_table(self.config):
+            super().initialize_weights()
 
 
 @cache

@@ -6,6 +6,8 @@ weights. They are made on demand. What a model was given is in its config under 
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -36,14 +38,14 @@ class TisaModel(PreTrainedModel):
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         check_format(config)
-        limit = config.max_position_embeddings
-        if config.tisa["positions"] == "replace":
-            config.max_position_embeddings = max(_SMALL, (config.pad_token_id or 0) + 2)
-        try:
+        with _small_table(config):
             super().__init__(config, *args, **kwargs)
-        finally:
-            config.max_position_embeddings = limit
         attach(self)
+
+    def initialize_weights(self) -> None:
+        """Set what no checkpoint has, in the size in which it was made."""
+        with _small_table(self.config):
+            super().initialize_weights()
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -88,6 +90,18 @@ class TisaModel(PreTrainedModel):
         if attn_implementation is None:
             return "tisa"
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+
+
+@contextmanager
+def _small_table(config: PreTrainedConfig) -> Iterator[None]:
+    """Have stock code make few positions where they are replaced; GPT-BigCode squares them."""
+    limit = config.max_position_embeddings
+    if config.tisa["positions"] == "replace":
+        config.max_position_embeddings = max(_SMALL, (config.pad_token_id or 0) + 2)
+    try:
+        yield
+    finally:
+        config.max_position_embeddings = limit
 
 
 def check_format(config: PreTrainedConfig) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import Cache
 
 from tisa.attention import attention
 from tisa.hf.attention import additive, own_name
@@ -93,7 +94,8 @@ class OwnScores(_Mixed):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the stock module does; tell the attention function of a static cache."""
-        past = kwargs.get("past_key_values")
+        # By its type: it is `past_key_values` in most models, `layer_past` in others.
+        past = next((x for x in (*args, *kwargs.values()) if isinstance(x, Cache)), None)
         if past is not None:
             past = getattr(past, "self_attention_cache", past)
             layers = getattr(past, "layers", [])
