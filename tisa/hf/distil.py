@@ -69,8 +69,9 @@ def distil(
         mask_token_id: by default the tokenizer's.
         seed: of the order of the batches and of the masked places.
         checkpoint: a file to write after every tenth step and to go on from if it is there.
-        accelerator: an `accelerate.Accelerator`, for several processes.
-        progress: called after each step, instead of the bar.
+        accelerator: an `accelerate.Accelerator`, for several processes: each takes batches of its
+            own, so a step has as many as there are processes; the first one writes and draws.
+        progress: called after each step in every process, instead of the bar.
     """
     if steps < 1:
         raise ValueError(f"distil: steps must be 1 or more, got {steps}")
@@ -88,30 +89,75 @@ def distil(
         raise ValueError(f"distil: batch_tokens must be 1 or more, got {batch_tokens}")
     batches = _batches(sequences, original, seed, batch_tokens, by_length)
     state = _State(trained, scores_lr, fold_lr, checkpoint)
-    student: Any = converted
-    if accelerator is not None:
-        student, state.optimizer = accelerator.prepare(converted, state.optimizer)
+    processes = _Processes(accelerator)
+    if len(set(processes.all(state.step))) > 1:
+        raise ValueError(
+            f"distil: not every process finds the same checkpoint; put {checkpoint} where all of "
+            "them read it"
+        )
     began = time.perf_counter() - state.seconds
-    with _only(converted, trained), _still(converted, original), _bar(steps, progress) as told:
+    with (
+        _only(converted, trained),
+        _still(converted, original),
+        _bar(steps, progress, drawn=processes.index == 0) as told,
+    ):
+        # After the others are frozen: DDP waits for gradients of whatever is trainable here.
+        student, state.optimizer = processes.prepare(converted, state.optimizer)
         while state.step < steps:
             spent = time.perf_counter() - began
-            if minutes is not None and spent >= 60 * minutes:
-                break
+            if minutes is not None:
+                # Their clocks differ; rates and the last step must not.
+                spent = processes.all(spent)[0]
+                if spent >= 60 * minutes:
+                    break
             done = state.step / steps
             state.rate(1 - max(done, spent / (60 * minutes) if minutes else 0.0))
-            batch = batches[state.step % len(batches)]
-            generator = torch.Generator().manual_seed(seed + state.step)
+            turn = state.step * processes.count + processes.index
+            batch = batches[turn % len(batches)]
+            generator = torch.Generator().manual_seed(seed + turn)
             mask = mask_token_id if masked else None
             loss = _loss(student, original, batch, mask, generator, pooled_weight)
-            if accelerator is not None:
-                accelerator.backward(loss)
-            else:
-                loss.backward()
-            state.advance(trained, float(loss.detach()), time.perf_counter() - began)
+            processes.backward(loss)
+            state.advance(trained, processes.mean(loss.detach()), time.perf_counter() - began)
             told(Progress(state.step, state.seconds, state.losses[-1]))
-            if state.step % 10 == 0 or state.step == steps:
+            if processes.index == 0 and (state.step % 10 == 0 or state.step == steps):
                 state.write(trained)
     return state.losses
+
+
+class _Processes:
+    """Several processes with one model, through `accelerate`; or this one alone."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self.accelerator = accelerator
+        self.count = 1 if accelerator is None else int(accelerator.num_processes)
+        self.index = 0 if accelerator is None else int(accelerator.process_index)
+
+    def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        """Return both as they are to be trained."""
+        if self.accelerator is None:
+            return model, optimizer
+        model, optimizer = self.accelerator.prepare(model, optimizer)
+        return model, optimizer
+
+    def backward(self, loss: Tensor) -> None:
+        """Give every process the mean of the gradients."""
+        if self.accelerator is None:
+            loss.backward()
+        else:
+            self.accelerator.backward(loss)
+
+    def mean(self, loss: Tensor) -> float:
+        """Return the mean over the processes."""
+        return float(loss if self.count == 1 else self.accelerator.reduce(loss, "mean"))
+
+    def all(self, value: float) -> list[float]:
+        """Return every process's value."""
+        if self.count == 1:
+            return [value]
+        mine = torch.tensor([value], device=self.accelerator.device)
+        found: list[float] = self.accelerator.gather(mine).tolist()
+        return found
 
 
 class _State:
@@ -263,10 +309,13 @@ def _still(*models: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _bar(
-    steps: int, progress: Callable[[Progress], None] | None
+    steps: int, progress: Callable[[Progress], None] | None, *, drawn: bool = True
 ) -> Iterator[Callable[[Progress], None]]:
     if progress is not None:
         yield progress
+        return
+    if not drawn:
+        yield lambda told: None
         return
     try:
         from rich.progress import Progress as Bar
