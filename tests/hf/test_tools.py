@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import string
 
 import pytest
@@ -129,6 +130,60 @@ def test_sentence_transformers_load_a_converted_encoder(encoder, tmp_path):
     with torch.no_grad():
         expected = done.converted.base_model(**given)[0].mean(1)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def hub(encoder, tmp_path, monkeypatch):
+    """The hub's cache without the hub, in which the encoder is somebody/little."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    cache = tmp_path / "hub" / "models--somebody--little"
+    snapshot = cache / "snapshots" / ("0123456789" * 4)
+    shutil.copytree(encoder, snapshot)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(snapshot.name)
+    # As on the hub: a module without settings is listed, and has no folder.
+    listed = json.loads((snapshot / "modules.json").read_text())
+    normalize = "sentence_transformers.models.Normalize"
+    listed.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": normalize})
+    (snapshot / "modules.json").write_text(json.dumps(listed))
+    return snapshot
+
+
+def test_a_sentence_encoder_by_its_name_on_the_hub(hub, tmp_path):
+    out = tmp_path / "out"
+    convert_folder("somebody/little", out, init="zero", texts=lines())
+    for name in ("modules.json", "1_Pooling/config.json"):
+        assert (out / name).read_bytes() == (hub / name).read_bytes()
+    assert (out / "2_Normalize").is_dir()
+    assert json.loads((out / "sentence_bert_config.json").read_text())["max_seq_length"] > 10**5
+    assert json.loads((hub / "sentence_bert_config.json").read_text())["max_seq_length"] == 64
+
+
+def test_a_sentence_encoder_that_the_cache_has_in_part(hub, tmp_path):
+    out = tmp_path / "out"
+    shutil.rmtree(hub / "1_Pooling")
+    with pytest.raises(ValueError, match=r"1_Pooling .* hf download somebody/little"):
+        convert_folder("somebody/little", out, init="zero", texts=lines())
+    (hub / "modules.json").unlink()
+    with pytest.warns(UserWarning, match=r"modules\.json is not in the hub's cache"):
+        convert_folder("somebody/little", out, init="zero", texts=lines())
+    assert (out / "model.safetensors").is_file()
+    # Known not to be on the hub: this is no sentence encoder.
+    missing = hub.parent.parent / ".no_exist" / hub.name / "modules.json"
+    missing.parent.mkdir(parents=True)
+    missing.touch()
+    convert_folder("somebody/little", tmp_path / "other", init="zero", texts=lines())
+
+
+def test_modules_are_looked_for_in_their_own_folder_only(hub):
+    listed = [{"idx": 0, "name": "0", "path": "../../elsewhere", "type": "any"}]
+    (hub / "modules.json").write_text(json.dumps(listed))
+    for name in ("somebody/little", str(hub)):
+        with pytest.raises(ValueError, match="no folder inside"):
+            tisa.hf.save(replaced(), None, hub / "out", beside=name)
 
 
 def of_any_size(model):

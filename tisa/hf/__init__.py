@@ -15,6 +15,7 @@ stacked_modules.py  linear maps, norms, embeddings, attention of many models in 
 stack.py         many models of one architecture as one batched model
 distil.py        a converted model trained towards the one it came from
 parameters.py    optimiser groups
+sentence.py      what makes a sentence encoder of a transformer
 folder.py        folder in, folder out: what `tisa convert` does
 report.py        one page about a conversion
 export.py        torch.export and ONNX

@@ -1,6 +1,5 @@
 """A model's folder in, a converted model's folder out: what `tisa convert` does."""
 
-import json
 import random
 import shutil
 from collections.abc import Callable
@@ -22,9 +21,7 @@ from tisa.hf.convert import Positions, Start, convert
 from tisa.hf.distil import distil
 from tisa.hf.measure import cosine_by_length, masked_accuracy, order_match, orders_of
 from tisa.hf.models import LIFTED, register_type, tisa_class
-
-# What a sentence encoder has beside its transformer; copied as it is.
-SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
+from tisa.hf.sentence import copy_sentence_files, sentence_folder
 
 Score = Callable[[PreTrainedModel, Any], float]
 
@@ -84,6 +81,8 @@ def convert_folder(
         raise ValueError(f"--distil: expected minutes above 0, got {minutes}")
     _check_device(device)
     original, tokenizer = load_stock(model)
+    # What the hub does not give is known before anything is fitted.
+    beside = sentence_folder(model)
     original = original.to(device).eval()
     used, held_out = _halves(texts)
     calibration: list[str] | None = used
@@ -107,7 +106,7 @@ def convert_folder(
         )  # fmt: skip
     unfinished = out.with_name(out.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    save(converted, tokenizer, unfinished, beside=model)
+    save(converted, tokenizer, unfinished, beside="" if beside is None else str(beside))
     if out.exists():
         out.rmdir()
     unfinished.rename(out)
@@ -154,7 +153,10 @@ def load(name: str, **kwargs: Any) -> PreTrainedModel:
 
 
 def save(converted: PreTrainedModel, tokenizer: Any, out: str | Path, *, beside: str = "") -> None:
-    """Save model and tokenizer; what makes a sentence encoder of `beside` comes along."""
+    """Save model and tokenizer; what makes a sentence encoder of `beside` comes along.
+
+    `beside` is the folder or hub name that the model came from.
+    """
     out = Path(out)
     converted.save_pretrained(out)
     unlimited = converted.config.tisa["positions"] == "replace"
@@ -166,19 +168,9 @@ def save(converted: PreTrainedModel, tokenizer: Any, out: str | Path, *, beside:
             tokenizer.save_pretrained(out)
         finally:
             tokenizer.model_max_length = limit
-    folder = Path(beside)
-    if not beside or not (folder / "modules.json").is_file():
-        return
-    for name in SENTENCE_FILES:
-        if (folder / name).is_file():
-            shutil.copy(folder / name, out / name)
-    for module in json.loads((folder / "modules.json").read_text(encoding="utf-8")):
-        if module.get("path") and (folder / module["path"]).is_dir():
-            shutil.copytree(folder / module["path"], out / module["path"], dirs_exist_ok=True)
-    limits = out / "sentence_bert_config.json"
-    if unlimited and limits.is_file():
-        settings = json.loads(limits.read_text(encoding="utf-8"))
-        limits.write_text(json.dumps({**settings, "max_seq_length": LIFTED}), encoding="utf-8")
+    folder = sentence_folder(beside) if beside else None
+    if folder is not None:
+        copy_sentence_files(folder, out, max_seq_length=LIFTED if unlimited else None)
 
 
 def pieces(
