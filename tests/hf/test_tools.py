@@ -132,6 +132,42 @@ def test_sentence_transformers_load_a_converted_encoder(encoder, tmp_path):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["bert", "mpnet"])
+def test_a_head_that_the_checkpoint_lacks_is_left_out(name, tmp_path):
+    whole = original(name)
+    base = whole.base_model
+    base.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    named = {**config, "architectures": [type(whole).__name__]}
+    (tmp_path / "config.json").write_text(json.dumps(named))
+    with pytest.warns(UserWarning, match=r"lacks the head's weights .*, as (Bert|MPNet)Model$"):
+        found, _ = load_stock(str(tmp_path))
+    assert type(found).__name__ == config["architectures"][0]
+    with torch.no_grad():
+        assert torch.equal(found(**inputs())[0], base(**inputs())[0])
+
+
+@pytest.mark.parametrize("name", ["albert", "bert", "gpt2", "mpnet", "roberta"])
+def test_weights_that_are_tied_need_not_be_in_the_checkpoint(name, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    whole = original(name)
+    whole.save_pretrained(tmp_path)
+    tied = {key for pair in whole.all_tied_weights_keys.items() for key in pair}
+    assert tied
+    kept = load_file(tmp_path / "model.safetensors")
+    # One name of a weight is there, as saved. Buffers are not, as older checkpoints have them.
+    assert len(tied & kept.keys()) == len({id(whole.get_parameter(key)) for key in tied})
+    buffers = {key for key, _ in whole.named_buffers()}
+    save_file(
+        {k: v for k, v in kept.items() if k not in buffers},
+        tmp_path / "model.safetensors", metadata={"format": "pt"},
+    )  # fmt: skip
+    found, _ = load_stock(str(tmp_path))
+    assert type(found) is type(whole)
+    assert torch.equal(logits(found, **inputs()), logits(whole, **inputs()))
+
+
 @pytest.fixture
 def hub(encoder, tmp_path, monkeypatch):
     """The hub's cache without the hub, in which the encoder is somebody/little."""

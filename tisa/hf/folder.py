@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,7 +122,11 @@ def convert_folder(
 
 
 def load_stock(name: str) -> tuple[PreTrainedModel, Any]:
-    """Return the model in the class that its config names, and its tokenizer or None."""
+    """Return the model in the class that its config names, and its tokenizer or None.
+
+    Without its head, and a warning says so, where the checkpoint has no weights for it: they would
+    be random.
+    """
     if name.startswith((".", "/", "~")) and not Path(name).is_dir():
         raise ValueError(
             f"MODEL: {name} is no folder; give a model's folder or its name on the hub"
@@ -129,11 +134,29 @@ def load_stock(name: str) -> tuple[PreTrainedModel, Any]:
     config = AutoConfig.from_pretrained(name)
     named = (getattr(config, "architectures", None) or [""])[0]
     cls = getattr(transformers, named, AutoModel)
-    model = cls.from_pretrained(name)
+    model, info = cls.from_pretrained(name, output_loading_info=True)
+    random_ones = _random_head(model, set(info["missing_keys"]))
+    if random_ones:
+        model = AutoModel.from_pretrained(name)
+        warnings.warn(
+            f"{name}: its config names {named}, but the checkpoint lacks the head's weights "
+            f"({', '.join(random_ones[:3])}{', …' if len(random_ones) > 3 else ''}); taken without "
+            f"the head, as {type(model).__name__}",
+            stacklevel=2,
+        )
     try:
         return model, AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError):
         return model, None
+
+
+def _random_head(model: PreTrainedModel, missing: set[str]) -> list[str]:
+    """Return the names of parameters outside the base model that no checkpoint gave a value."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    # A tied weight is read under one of its names.
+    read = {id(p) for key, p in parameters.items() if key not in missing}
+    read |= {id(p) for p in model.base_model.parameters()}
+    return sorted(k for k in missing & parameters.keys() if id(parameters[k]) not in read)
 
 
 def load(name: str, **kwargs: Any) -> PreTrainedModel:
