@@ -121,6 +121,39 @@ def test_any_other_type_is_reloaded_too(tmp_path):
         tisa.hf.load(str(tmp_path / "stock"))
 
 
+class Tagger(transformers.BertPreTrainedModel):
+    """A user's own class."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.bert = transformers.BertModel(config, add_pooling_layer=False)
+        self.tags = torch.nn.Linear(config.hidden_size, 5)
+        self.post_init()
+
+    def forward(self, **given):
+        return self.tags(self.bert(**given)[0])
+
+
+def test_a_class_of_ones_own_is_asked_for(tmp_path):
+    model = Tagger(transformers.BertConfig(**tiny.SIZES)).eval()
+    converted = shake(tisa.hf.convert(model, init="zero"))
+    tisa.hf.save(converted, None, tmp_path)
+    with pytest.raises(ValueError, match=r"converted Tagger.*model_class=Tagger"):
+        tisa.hf.load(str(tmp_path))
+    loaded = tisa.hf.load(str(tmp_path), model_class=Tagger)
+    assert type(loaded) is type(converted)
+    assert isinstance(loaded, Tagger)
+    with torch.no_grad():
+        assert torch.equal(loaded(**inputs()), converted(**inputs()))
+    base = tisa.hf.load(str(tmp_path), model_class=transformers.AutoModel, add_pooling_layer=False)
+    assert type(base).__name__ == "TisaBertModel"
+    with torch.no_grad():
+        assert torch.equal(base(**inputs())[0], converted.bert(**inputs())[0])
+    model.save_pretrained(tmp_path / "stock")
+    with pytest.warns(UserWarning, match="Tagger, a class that transformers does not have"):
+        tisa.hf.folder.load_stock(str(tmp_path / "stock"))
+
+
 def test_what_lies_beside_a_saved_model(tmp_path):
     converted = tisa.hf.convert(
         original("bert"), positions="replace", init="zero", calibration=TOKENS

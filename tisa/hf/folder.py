@@ -124,8 +124,8 @@ def convert_folder(
 def load_stock(name: str) -> tuple[PreTrainedModel, Any]:
     """Return the model in the class that its config names, and its tokenizer or None.
 
-    Without its head, and a warning says so, where the checkpoint has no weights for it: they would
-    be random.
+    Without its head, and a warning says so, where transformers does not have the class or the
+    checkpoint no weights for the head, which would be random.
     """
     if name.startswith((".", "/", "~")) and not Path(name).is_dir():
         raise ValueError(
@@ -134,6 +134,12 @@ def load_stock(name: str) -> tuple[PreTrainedModel, Any]:
     config = AutoConfig.from_pretrained(name)
     named = (getattr(config, "architectures", None) or [""])[0]
     cls = getattr(transformers, named, AutoModel)
+    if named and not hasattr(transformers, named):
+        warnings.warn(
+            f"{name}: its config names {named}, a class that transformers does not have; taken "
+            "without its head. Load it with your class, and convert it with tisa.hf.convert",
+            stacklevel=2,
+        )
     model, info = cls.from_pretrained(name, output_loading_info=True)
     random_ones = _random_head(model, set(info["missing_keys"]))
     if random_ones:
@@ -159,10 +165,15 @@ def _random_head(model: PreTrainedModel, missing: set[str]) -> list[str]:
     return sorted(k for k in missing & parameters.keys() if id(parameters[k]) not in read)
 
 
-def load(name: str, **kwargs: Any) -> PreTrainedModel:
+def load(name: str, *, model_class: Any = None, **kwargs: Any) -> PreTrainedModel:
     """Return a saved converted model in the class that it was saved in, whatever its type is.
 
     The Auto classes do the same for the types that are registered with them from the start.
+
+    Args:
+        name: a folder, or a name on the hub.
+        model_class: the class of the model that was converted, where transformers does not have it.
+        **kwargs: for `from_pretrained`.
     """
     values, _ = PreTrainedConfig.get_config_dict(name)
     described = values.get("tisa")
@@ -170,9 +181,17 @@ def load(name: str, **kwargs: Any) -> PreTrainedModel:
         raise ValueError(f"load: {name} is no converted model; make one with tisa.hf.convert")
     register_type(described["base_model_type"])
     stock = str((values.get("architectures") or [""])[0]).removeprefix("Tisa")
-    if not hasattr(transformers, stock):
-        return AutoModel.from_pretrained(name, **kwargs)
-    return tisa_class(getattr(transformers, stock)).from_pretrained(name, **kwargs)
+    if model_class is None and stock and not hasattr(transformers, stock):
+        raise ValueError(
+            f"load: {name} is a converted {stock}, a class that transformers does not have; give "
+            f"it: tisa.hf.load(…, model_class={stock}), or model_class=AutoModel for the model "
+            "without its head"
+        )
+    cls = model_class or getattr(transformers, stock or "AutoModel")
+    # An Auto class knows the converted ones.
+    cls = tisa_class(cls) if hasattr(cls, "config_class") else cls
+    loaded: PreTrainedModel = cls.from_pretrained(name, **kwargs)
+    return loaded
 
 
 def save(converted: PreTrainedModel, tokenizer: Any, out: str | Path, *, beside: str = "") -> None:
