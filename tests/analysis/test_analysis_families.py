@@ -142,11 +142,10 @@ def test_t5_tables_are_the_models_own_bias(tmp_path):
             found = curves[f"{side} layer 1"]
             # Offsets 0 … 100 along the first row, −100 … 0 up the first column.
             expected = torch.cat((bias[:, :, 0].flip(1), bias[:, 0, 1:]), 1)
-            if side == "decoder":  # the future is masked, and shares the bucket of 0
-                expected = expected[:, :101]
-                torch.testing.assert_close(found.scores[:, :101], expected)
-            else:
-                torch.testing.assert_close(found.scores, expected)
+            # The decoder's future is masked: its curve ends at 0.
+            last = 0 if side == "decoder" else 100
+            assert found.offsets.tolist() == list(range(-100, last + 1))
+            torch.testing.assert_close(found.scores, expected[:, : 101 + last])
 
 
 def test_mpnets_relative_table_is_read_beside_its_positions(tmp_path):
@@ -179,6 +178,28 @@ def test_kernels_of_converted_models_are_read_as_they_are(tmp_path):
         torch.testing.assert_close(curves[3].scores, near_far(31))
     torch.testing.assert_close(curves[0].center, scoring.kernel_offsets.detach())
     assert curves[3].amplitude is None
+
+
+@pytest.mark.parametrize("family", ["BERT", "BERT as decoder", "GPT-2", "OPT", "tisa.encoder"])
+def test_curves_of_decoders_end_at_0(family, tmp_path):
+    """No query sees a later key: what f(k) would be there is nobody's."""
+    import tisa.encoder
+    import tisa.hf
+
+    causal = family != "BERT"
+    if family == "tisa.encoder":
+        config = tisa.TransformerConfig(
+            vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+            position="tisa", is_causal=True,
+        )  # fmt: skip
+        tisa.encoder.save(tisa.Transformer(config), tmp_path)
+    else:
+        model = model_of(family.removesuffix(" as decoder"))
+        model.config.is_decoder = family == "BERT as decoder"
+        tisa.hf.convert(model, positions="keep", init="reference").save_pretrained(tmp_path)
+    curves = read_curves(read_checkpoint(tmp_path), reach=30)
+    assert curves
+    assert {int(c.offsets[-1]) for c in curves} == {0 if causal else 30}
 
 
 @pytest.mark.parametrize("sharded", [False, True])

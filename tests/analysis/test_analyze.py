@@ -198,6 +198,21 @@ def test_vit_names_its_grid_and_t5_its_curves(little, tmp_path):
     assert (tmp_path / "out/figures/t5/learned-curve-1.png").is_file()
 
 
+def test_kernels_of_a_decoder_are_fitted_and_drawn_where_its_curve_is(little):
+    found = analyze(little / "t5")
+    decoder, encoder = found.curves
+    assert (decoder.curve.label, encoder.curve.label) == ("decoder layer 1", "encoder layer 1")
+    assert decoder.fits.offsets.tolist() == list(range(-128, 1))
+    assert decoder.fits.kernels[8].offset.max() <= 0
+    assert numbers_of(found)["curves"][0]["offsets"] == [-128, 0]
+    drawn = {name: figure for name, _, figure in figures_of(found)}
+    for number, last in ((1, 0), (2, 64)):
+        ax = drawn[f"learned-curve-{number}-kernels"].axes[0]
+        assert ax.get_xlim() == (-64, last)
+        assert all(max(line.get_xdata()) <= last for line in ax.get_lines())
+        assert drawn[f"learned-curve-{number}"].axes[0].get_xlim() == (-128, 2 * last)
+
+
 def test_names_that_are_the_same_get_folders_of_their_own(little):
     found = [analyze(little / "t5")] * 2
     assert [folder_name(found, i) for i in (0, 1)] == ["t5", "t5-2"]

@@ -166,6 +166,22 @@ def test_two_models_stand_side_by_side(page):
     assert page.locator('[data-panel="heads"] .panel').nth(1).locator(".curve").count() == 1
 
 
+def test_a_decoders_curve_ends_at_0(page):
+    page.select_option("#model-a", label="T5")
+    page.select_option("#model-b", label="nothing")
+    panel = page.locator('[data-panel="heads"] .panel').first
+    for layer, last in (("decoder layer 1", "0"), ("encoder layer 1", "64")):
+        page.select_option("#layer", label=layer)
+        figure = panel.locator("svg", has=page.locator(".curve"))
+        assert f"over offsets from −64 to {last}." in figure.get_attribute("aria-label")
+        assert "NaN" not in panel.locator(".curve").get_attribute("d")
+        entry = page.evaluate(
+            "(() => { const m = DATA.models[2]; "
+            "return headMap(m, m.sources[0], state.layer, 0).entry(3, 9); })()"
+        )
+        assert (entry is None) == (last == "0")
+
+
 def test_the_playground_follows_the_pointer_and_the_keyboard(page):
     page.get_by_role("button", name="the word before").click()
     words = page.locator("#words button")

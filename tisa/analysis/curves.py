@@ -20,6 +20,10 @@ SCORING = {
 }  # fmt: skip
 
 
+# Decoders that `tisa.hf` converts and whose names and configs do not say so.
+DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+
+
 @dataclass(frozen=True)
 class Curve:
     """One set of learned scores: where it is, its offsets, f(k) per head, its kernels if any.
@@ -37,7 +41,10 @@ class Curve:
 
 
 def read_curves(checkpoint: Checkpoint, *, reach: int = 128) -> list[Curve]:
-    """Return every learned curve of the model on offsets from −reach to reach, in layer order."""
+    """Return every learned curve of the model, in layer order.
+
+    On offsets from −reach to reach; where attention is causal to 0, because later keys are masked.
+    """
     found = [*_tables(checkpoint, reach), *_kernels(checkpoint, reach)]
     return sorted(found, key=lambda c: [int(p) if p.isdigit() else p for p in _split(c.name)])
 
@@ -52,10 +59,20 @@ def _tables(checkpoint: Checkpoint, reach: int) -> list[Curve]:
         if "EncDecAttention" in name:
             continue  # T5's first files have one there, which no model adds to its logits.
         table = tensor.to(torch.float32)
-        causal = "decoder" in name.split(".")
+        causal = _is_causal(checkpoint.config, name)
         scoring = _buckets(checkpoint.config, table, bidirectional=not causal)
-        curves.append(_curve(name.removesuffix(".relative_attention_bias.weight"), scoring, reach))
+        prefix = name.removesuffix(".relative_attention_bias.weight")
+        curves.append(_curve(prefix, scoring, reach, causal))
     return curves
+
+
+def _is_causal(config: Mapping[str, Any], name: str) -> bool:
+    """Return whether the attention that a tensor belongs to sees no later keys."""
+    told = str(config.get("model_type")).removeprefix("tisa-")
+    # Models of this package keep their own config inside.
+    own = config.get("config")
+    said = config.get("is_decoder") or (isinstance(own, Mapping) and own.get("is_causal"))
+    return bool(said) or told in DECODERS or "decoder" in name.split(".")
 
 
 def _buckets(config: Mapping[str, Any], table: Tensor, *, bidirectional: bool) -> T5Buckets:
@@ -86,12 +103,13 @@ def _kernels(checkpoint: Checkpoint, reach: int) -> list[Curve]:
                 )
             scoring = kind(*tensor.shape)
             scoring.load_state_dict({p: checkpoint.tensors[prefix + p].float() for p in parameters})
-            curves.append(_curve(prefix.rstrip(".") or "scores", scoring, reach))
+            causal = _is_causal(checkpoint.config, name)
+            curves.append(_curve(prefix.rstrip(".") or "scores", scoring, reach, causal))
     return curves
 
 
-def _curve(name: str, scoring: ScoringFunction, reach: int) -> Curve:
-    offsets = offset_range(reach + 1, reach + 1)
+def _curve(name: str, scoring: ScoringFunction, reach: int, causal: bool) -> Curve:
+    offsets = offset_range(1 if causal else reach + 1, reach + 1)
     with torch.no_grad():
         scores = scoring.scores(offsets)
     if not isinstance(scoring, TISA):

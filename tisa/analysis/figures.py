@@ -228,7 +228,7 @@ def _rows(found: Analysis, head: int, rows: list[int]) -> Tensor:
 
 def _kernels(curves: Tensor, offsets: Tensor, fits: KernelFits, title: str) -> "Figure":
     size = min(5, len(fits.kernels) - 1)
-    reach = min(NEAR, int(offsets.max()))
+    reach = min(NEAR, int(offsets.abs().max()))
     return plots.kernel_curves(
         curves,
         offsets,

@@ -20,6 +20,7 @@ def numbers_of(found: Analysis) -> dict[str, Any]:
                 "name": learned.curve.name,
                 "label": learned.curve.label,
                 "heads": learned.curve.scores.shape[0],
+                "offsets": [int(learned.curve.offsets[0]), int(learned.curve.offsets[-1])],
             }
             | _of_fits(learned.fits)
             for learned in found.curves

@@ -104,11 +104,12 @@ function kernelSum(list, k) {
 function headMap(model, source, layer, head) {
   const part = source.layers[layer];
   if (!part.maps) {
-    const curve = curveOf(model, source, layer, head), side = Math.min(128, (curve.values.length + 1) >> 1);
-    const map = new Float32Array(side * side);
+    const curve = curveOf(model, source, layer, head), side = Math.min(128, 1 - curve.first);
+    const map = new Float32Array(side * side), entry = (i, j) => curve.values[j - i - curve.first];
+    // A decoder's curve ends at 0: later keys are NaN.
     for (let i = 0; i < side; i++)
-      for (let j = 0; j < side; j++) map[i * side + j] = curve.values[j - i - curve.first] || 0;
-    return { map, side, step: 1, entry: (i, j) => curve.values[j - i - curve.first] };
+      for (let j = 0; j < side; j++) map[i * side + j] = entry(i, j);
+    return { map, side, step: 1, entry };
   }
   const basis = source.basis, r = basis.columns, n = basis.rows, z = unpack(basis);
   const m = unpack(part.maps).subarray(head * r * r, (head + 1) * r * r);
@@ -132,12 +133,13 @@ function headMap(model, source, layer, head) {
   return { map, side: small.rows, step: small.step, entry };
 }
 
+// Rows less their mean, over what a query sees; 0 elsewhere.
 function rowCentred(map, side) {
   const out = new Float32Array(map.length);
   for (let i = 0; i < side; i++) {
-    let mean = 0;
-    for (let j = 0; j < side; j++) mean += map[i * side + j] / side;
-    for (let j = 0; j < side; j++) out[i * side + j] = map[i * side + j] - mean;
+    const seen = map.subarray(i * side, (i + 1) * side).filter(Number.isFinite);
+    const mean = seen.reduce((sum, v) => sum + v / seen.length, 0);
+    for (let j = 0; j < side; j++) out[i * side + j] = map[i * side + j] - mean || 0;
   }
   return out;
 }

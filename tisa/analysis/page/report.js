@@ -143,25 +143,27 @@ function headPicker(model, source, layer, head) {
 }
 
 function curveFigure(model, source, layer, head) {
-  const curve = curveOf(model, source, layer, head), reach = Math.min(state.reach, -curve.first);
+  const curve = curveOf(model, source, layer, head);
+  // A decoder's curve ends at 0.
+  const start = Math.max(-state.reach, curve.first), end = Math.min(state.reach, curve.first + curve.values.length - 1);
   const xs = [], ys = [];
-  for (let k = -reach; k <= reach; k++) { xs.push(k); ys.push(curve.values[k - curve.first]); }
+  for (let k = start; k <= end; k++) { xs.push(k); ys.push(curve.values[k - curve.first]); }
   const kernels = kernelsOf(source, layer, head, state.kernels, state.reach > 64);
   const fine = [], sum = [];
   const parts = kernels ? kernels.list.map(() => []) : [];
   if (kernels) for (let t = 0; t <= 600; t++) {
-    const k = -reach + (2 * reach * t) / 600;
+    const k = start + ((end - start) * t) / 600;
     fine.push(k);
     sum.push(kernels.constant + kernelSum(kernels.list, k));
     kernels.list.forEach((one, s) => parts[s].push(kernels.constant + kernelSum([one], k)));
   }
   const seen = [...ys, ...sum].filter(Number.isFinite), low = Math.min(...seen), high = Math.max(...seen), room = (high - low) * 0.06 || 1;
   const said = kernels && kernels.size ? `${kernels.size} kernels explain ${number(100 * kernels.r2, 1)} % of it` : "";
-  const place = chart({ width: 560, height: 480, x: [-reach, reach], y: [low - room, high + room], xName: "offset k = key − query", yName: "logit",
-    label: `Curve of head ${head + 1}, ${source.layers[layer].label}, over offsets from −${reach} to ${reach}. ${said}` });
+  const place = chart({ width: 560, height: 480, x: [start, end], y: [low - room, high + room], xName: "offset k = key − query", yName: "logit",
+    label: `Curve of head ${head + 1}, ${source.layers[layer].label}, over offsets from ${number(start, 0)} to ${number(end, 0)}. ${said}` });
   parts.forEach((values) => {
     const base = place.py(kernels.constant), inside = (v) => Math.max(place.top, Math.min(place.height - place.bottom, place.py(v)));
-    const path = `M${place.px(-reach)} ${Math.max(place.top, Math.min(place.height - place.bottom, base))}` + values.map((v, i) => `L${place.px(fine[i]).toFixed(1)} ${inside(v).toFixed(1)}`).join("") + `L${place.px(reach)} ${Math.max(place.top, Math.min(place.height - place.bottom, base))}Z`;
+    const path = `M${place.px(start)} ${Math.max(place.top, Math.min(place.height - place.bottom, base))}` + values.map((v, i) => `L${place.px(fine[i]).toFixed(1)} ${inside(v).toFixed(1)}`).join("") + `L${place.px(end)} ${Math.max(place.top, Math.min(place.height - place.bottom, base))}Z`;
     place.svg.append(make("path", { d: path, fill: "var(--green)", opacity: 0.2, class: "kernel-area" }));
   });
   place.svg.append(make("line", { x1: place.px(0), x2: place.px(0), y1: place.top, y2: place.height - place.bottom, stroke: "var(--soft)", "stroke-dasharray": "2 3" }),
@@ -170,8 +172,8 @@ function curveFigure(model, source, layer, head) {
   const out = make("p", { class: "readout", "aria-live": "polite", text: said });
   place.svg.addEventListener("pointermove", (event) => {
     const box = place.svg.getBoundingClientRect();
-    const k = Math.round(-reach + ((((event.clientX - box.left) / box.width) * place.width - place.left) / (place.width - place.left - place.right)) * 2 * reach);
-    if (k < -reach || k > reach) return;
+    const k = Math.round(start + ((((event.clientX - box.left) / box.width) * place.width - place.left) / (place.width - place.left - place.right)) * (end - start));
+    if (k < start || k > end) return;
     out.textContent = `k = ${String(k).replace("-", "−")}: ${number(curve.values[k - curve.first])}` + (kernels ? `, kernels ${number(kernels.constant + kernelSum(kernels.list, k))}` : "");
   });
   place.svg.addEventListener("pointerleave", () => { out.textContent = said; });

@@ -129,7 +129,9 @@ def kernel_curves(
     rows = -(-count // columns)
     near = offsets.abs() <= reach
     k = offsets[near].tolist()
-    fine = torch.linspace(-reach, reach, 8 * reach + 1, dtype=torch.float64)
+    # A decoder's curve ends at 0.
+    first, last = k[0], k[-1]
+    fine = torch.linspace(first, last, 4 * (last - first) + 1, dtype=torch.float64)
     u = fine - kernels.offset.double().unsqueeze(-1)
     each = kernels.amplitude.double().unsqueeze(-1) * torch.exp(
         -kernels.sharpness.double().abs().unsqueeze(-1) * u**2
@@ -157,7 +159,7 @@ def kernel_curves(
             )
             ax.axvline(0, color=PALE, lw=0.5)
             ax.set_title(f"head {head + 1}   R² {r2[head]:.2f}", fontsize=8)
-            ax.set_xlim(-reach, reach)
+            ax.set_xlim(first, last)
         for ax in axes[-1]:
             ax.set_xlabel("offset k")
         figure.suptitle(title or f"f(k) of every head and its {kernels.amplitude.shape[1]} kernels",
@@ -254,7 +256,7 @@ def learned_curves(
                 label=f"head {head + 1}",
             )  # fmt: skip
         ax.axvline(0, color=PALE, lw=0.5)
-        ax.set(xlabel="offset k = key − query", ylabel=label, xlim=(-reach, reach))
+        ax.set(xlabel="offset k = key − query", ylabel=label, xlim=(k[0], k[-1]))
         ax.set_title(title or "Learned scores of every head")
         if len(scores) <= 16:
             legend_below(figure, ax, min(8, len(scores)))
