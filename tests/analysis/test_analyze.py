@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -342,6 +343,10 @@ def test_a_hub_name_without_a_network_is_one_sentence(tmp_path):
         (["--text", "unknown.txt"], "the tokenizer does not know 100% of the text"),
         (["--scores", "wrong.csv"], "expected the columns model and score"),
         (["--scores", "word.csv"], "expected a number for 'bert'"),
+        (["--scores", "nan.csv"], "expected a number for 'bert'"),
+        (["--scores", "other.csv"], "'brat' in other.csv is none of the models given"),
+        (["--scores", "twice.csv"], "expected one score of 'bert' in twice.csv, got two"),
+        (["--scores", "one.csv"], "scores of at least two of the models in one.csv, got 1"),
         (["--out", "file"], "expected a folder, got the file"),
     ],
 )
@@ -352,8 +357,15 @@ def test_wrong_options_are_one_sentence(arguments, said, little, tmp_path, monke
     (tmp_path / "unknown.txt").write_text("lemon " * 20)
     (tmp_path / "wrong.csv").write_text("a,b\n1,2\n")
     (tmp_path / "word.csv").write_text("model,score\nbert,good\n")
+    (tmp_path / "nan.csv").write_text("model,score\nbert,nan\n")
+    (tmp_path / "other.csv").write_text("model,score\nbert,80\nbrat,81\n")
+    (tmp_path / "twice.csv").write_text(f"model,score\nbert,80\n{little / 'bert'},81\n")
+    (tmp_path / "one.csv").write_text("model,score\nbert,80\n")
     (tmp_path / "file").write_text("")
     monkeypatch.chdir(tmp_path)
+    if "--scores" in arguments:
+        # It is said before the work, not after it.
+        monkeypatch.setattr(sys.modules["tisa.analysis.analyze"], "analyze", None)
     options = arguments if "--out" in arguments else [*arguments, "--out", "out"]
     monkeypatch.setattr(sys, "argv", ["tisa", "analyze", str(little / "bert"), *options])
     with pytest.raises(SystemExit) as left:
@@ -361,6 +373,36 @@ def test_wrong_options_are_one_sentence(arguments, said, little, tmp_path, monke
     assert left.value.code == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_scores_know_models_as_they_were_given(little, tmp_path, monkeypatch):
+    from tisa.analysis.scores import read_scores
+
+    (tmp_path / "models" / "a").mkdir(parents=True)
+    (tmp_path / "models" / "b.safetensors").write_text("")
+    (tmp_path / "more" / "a").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    file = Path("scores.csv")
+    file.write_text("model,score\nmodels/a/,1\nmodels/b.safetensors ,2\nbert-base-uncased,3\n")
+    models = ["models/a", "models/b.safetensors", "bert-base-uncased"]
+    assert read_scores(file, models) == {"a": 1.0, "b": 2.0, "bert-base-uncased": 3.0}
+    with pytest.raises(ValueError, match="two of the models are called 'a'"):
+        read_scores(file, [*models, "more/a"])
+
+
+@pytest.mark.parametrize("equal", ["scores", "tables"])
+def test_models_that_do_not_differ_have_no_correlation_but_a_report(equal, little):
+    from tisa.analysis.figures import figures_of_all
+
+    found = [analyze(little / "bert")]
+    found.append(replace(found[0], name="other"))
+    scores = {"bert": 80.0, "other": 80.0 if equal == "scores" else 81.0}
+    if equal == "scores":
+        measured = replace(found[0].invariance["table"], r2=0.5)
+        found[1] = replace(found[1], invariance=found[1].invariance | {"table": measured})
+    drawn = {name: figure for name, _, figure in figures_of_all(found, scores)}
+    (ax,) = drawn["compare-scores"].axes
+    assert "Correlation not defined" in ax.get_title("left")
 
 
 def test_a_failure_while_writing_leaves_nothing(little, tmp_path, monkeypatch):

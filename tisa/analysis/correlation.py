@@ -9,16 +9,15 @@ from tisa.shapes import Float, Tensor
 
 def correlation_interval(
     x: Float[Tensor, " models"], y: Float[Tensor, " models"], *, level: float = 0.95
-) -> tuple[float, float, float]:
+) -> tuple[float, float, float] | None:
     """Return Pearson's correlation and the ends of its interval (Fisher's transformation).
 
-    With fewer than four pairs the interval is all there is, −1 … 1.
+    With fewer than four pairs the interval is all there is, −1 … 1. None where it is not defined:
+    fewer than two models, or all of them with the same value.
     """
-    if len(x) < 2 or float(x.std()) == 0 or float(y.std()) == 0:
-        raise ValueError(
-            "correlation: expected at least two models whose values differ, "
-            f"got {x.tolist()} and {y.tolist()}"
-        )
+    # Not by the deviation, which rounding keeps above 0.
+    if len(x) < 2 or any(float(part.min()) == float(part.max()) for part in (x, y)):
+        return None
     r = float(torch.corrcoef(torch.stack((x.double(), y.double())))[0, 1])
     if len(x) < 4:
         return r, -1.0, 1.0

@@ -33,11 +33,22 @@ class Checkpoint:
     folder: Path
 
 
+def name_of(model: str | Path) -> str:
+    """Return what a model is called in numbers and figures, without reading it."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _short_name(path)
+    if not path.is_file():
+        return str(model)
+    plain = path.name in WEIGHTS or path.name.endswith(".index.json")
+    return _short_name(path.parent) if plain else path.stem
+
+
 def read_checkpoint(model: str | Path) -> Checkpoint:
     """Return config and tensors of a folder, a weight file, or a model on the hub."""
     path = Path(model).expanduser()
     if path.is_dir():
-        return _read_folder(_short_name(path), path)
+        return _read_folder(name_of(path), path)
     if path.is_file():
         return _read_file(path)
     name = str(model)
@@ -51,14 +62,13 @@ def read_checkpoint(model: str | Path) -> Checkpoint:
 
 def _read_file(path: Path) -> Checkpoint:
     if path.name.endswith(".index.json"):
-        return _read_folder(_short_name(path.parent), path.parent, path.name)
+        return _read_folder(name_of(path), path.parent, path.name)
     if path.suffix not in SUFFIXES:
         raise ValueError(
             f"MODEL: expected a weight file ({', '.join(SUFFIXES)}), got {str(path)!r}; "
             "a folder that holds config.json and the weights will do too"
         )
-    name = _short_name(path.parent) if path.name in WEIGHTS else path.stem
-    return Checkpoint(name, _read_config(path.parent), _read_tensors(path), path.parent)
+    return Checkpoint(name_of(path), _read_config(path.parent), _read_tensors(path), path.parent)
 
 
 def _read_folder(name: str, folder: Path, index: str | None = None) -> Checkpoint:

@@ -62,7 +62,7 @@ def command(
 
     check_folder(out)
     given = read_text(text) if text is not None else None
-    column = read_scores(scores) if scores is not None else None
+    column = read_scores(scores, models) if scores is not None else None
     columns = (
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
     )  # fmt: skip

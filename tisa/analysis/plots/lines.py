@@ -51,7 +51,12 @@ def score_scatter(
     intervals: Sequence[tuple[float, float]] | None = None,
 ) -> Figure:
     """Return Toeplitzness against a score, with correlation and its interval (Fig 2)."""
-    r, low, high = correlation_interval(torch.tensor(toeplitzness), torch.tensor(scores))
+    found = correlation_interval(torch.tensor(toeplitzness), torch.tensor(scores))
+    said = (
+        "Correlation {:.2f}, 95 % interval {:.2f} … {:.2f}".format(*found)
+        if found is not None
+        else "Correlation not defined: all have the same value"
+    )
     with rc_context(STYLE):
         figure, ax = axes_grid(1, 1, (5.4, 4.2))
         for index, (x, y, label) in enumerate(zip(toeplitzness, scores, labels, strict=True)):
@@ -62,9 +67,7 @@ def score_scatter(
             ax.annotate(label, (x, y), xytext=(6, 5), textcoords="offset points", fontsize=8)
         ax.margins(0.18)
         ax.set(xlabel="Toeplitz R² of P", ylabel=score_name)
-        ax.set_title(
-            f"Correlation {r:.2f}, 95 % interval {low:.2f} … {high:.2f} ({len(scores)} models)"
-        )
+        ax.set_title(f"{said} ({len(scores)} models)")
     return figure
 
 
