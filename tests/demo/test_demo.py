@@ -259,6 +259,27 @@ def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, capsys, words, expecte
     assert [p.name for p in tmp_path.iterdir()] == ["a-file"]
 
 
+def test_a_truncated_model_is_one_sentence(tmp_path, monkeypatch, capsys):
+    from tokenizers import Tokenizer, models
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    BertModel(BertConfig(**sizes, vocab_size=4)).save_pretrained(tmp_path / "model")
+    words = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    made = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
+    made.save_pretrained(tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["tisa", "demo", "--offline", "--quick", "--model", "model"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "model.safetensors: not a readable weight file, it is truncated or corrupted" in said
+    assert "Traceback" not in said
+
+
 def test_ctrl_c_says_that_chapters_are_kept(tmp_path, monkeypatch, capsys):
     def interrupted(*_, **__):
         raise KeyboardInterrupt

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 import tisa.hf
+from tisa.analysis.weights import read_checkpoint
 from tisa.demo.measuring import Yardstick
 from tisa.demo.sentences import TRAINING
 from tisa.demo.settings import Settings
@@ -29,6 +30,8 @@ class Replacing:
     def __init__(self, model: Path, settings: Settings, folder: Path) -> None:
         self.settings = settings
         self.folder = folder
+        # Says in a sentence what is wrong with the files; transformers shows its readers' errors.
+        read_checkpoint(model)
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         if self.tokenizer.pad_token is None:
             raise ValueError(
