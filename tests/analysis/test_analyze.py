@@ -265,11 +265,20 @@ def broken(kind, root, little):
         tensors = load_file(weights)
         del tensors["encoder.layer.1.attention.self.key.weight"]
         save_file(tensors, weights)
-    elif kind == "not finite":
+    elif kind in NOT_FINITE:
         from safetensors.torch import load_file
 
         tensors = load_file(weights)
-        tensors["embeddings.position_embeddings.weight"][3, 3] = float("nan")
+        tensors[NOT_FINITE[kind]].view(-1)[7] = float("inf" if "infinite" in kind else "nan")
+        save_file(tensors, weights)
+    elif kind == "T5 with NaN":
+        shutil.rmtree(folder)
+        shutil.copytree(little / "t5", folder)
+        from safetensors.torch import load_file
+
+        tensors = load_file(weights)
+        (table,) = [t for n, t in tensors.items() if n.startswith("enc") and "relative_attent" in n]
+        table[3] = float("nan")
         save_file(tensors, weights)
     elif kind == "missing shard":
         model_of("BERT").save_pretrained(folder, max_shard_size="20KB")
@@ -280,6 +289,11 @@ def broken(kind, root, little):
     return folder
 
 
+NOT_FINITE = {
+    "NaN in the table": "embeddings.position_embeddings.weight",
+    "NaN in words": "embeddings.word_embeddings.weight",
+    "infinite keys": "encoder.layer.1.attention.self.key.weight",
+}
 BROKEN = {
     "missing file": "there is no such file",
     "empty folder": "expected model.safetensors or pytorch_model.bin",
@@ -293,7 +307,8 @@ BROKEN = {
     "no config": "expected a config.json beside the weights",
     "broken config": "not readable as JSON",
     "missing tensor": "key.weight' is missing",
-    "not finite": "with finite numbers",
+    **{kind: f"'{name}' holds numbers that are not finite" for kind, name in NOT_FINITE.items()},
+    "T5 with NaN": "SelfAttention.relative_attention_bias.weight' holds numbers that are not",
     "missing shard": "this shard of the model is missing",
     "not a weight file": "expected a weight file",
 }

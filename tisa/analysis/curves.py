@@ -55,10 +55,10 @@ def _split(name: str) -> list[str]:
 
 def _tables(checkpoint: Checkpoint, reach: int) -> list[Curve]:
     curves = []
-    for name, tensor in _matching(checkpoint.tensors, "relative_attention_bias.weight"):
+    for name, _ in _matching(checkpoint.tensors, "relative_attention_bias.weight"):
         if "EncDecAttention" in name:
             continue  # T5's first files have one there, which no model adds to its logits.
-        table = tensor.to(torch.float32)
+        table = checkpoint.read(name)
         causal = _is_causal(checkpoint.config, name)
         scoring = _buckets(checkpoint.config, table, bidirectional=not causal)
         prefix = name.removesuffix(".relative_attention_bias.weight")
@@ -102,7 +102,7 @@ def _kernels(checkpoint: Checkpoint, reach: int) -> list[Curve]:
                     f"{checkpoint.name}: {name} must be (heads, kernels), got {tuple(tensor.shape)}"
                 )
             scoring = kind(*tensor.shape)
-            scoring.load_state_dict({p: checkpoint.tensors[prefix + p].float() for p in parameters})
+            scoring.load_state_dict({p: checkpoint.read(prefix + p) for p in parameters})
             causal = _is_causal(checkpoint.config, name)
             curves.append(_curve(prefix.rstrip(".") or "scores", scoring, reach, causal))
     return curves

@@ -146,9 +146,9 @@ def read_positions(checkpoint: Checkpoint, *, biases: bool = False) -> PositionM
     table = table[0] if table.ndim == 3 else table
     leading = _leading_rows(family, checkpoint.config, table.shape[0])
     positions = table[leading:]
-    if positions.shape[0] < 4 or not torch.isfinite(positions).all():
+    if positions.shape[0] < 4:
         raise ValueError(
-            f"{checkpoint.name}: expected a table of at least 4 positions with finite numbers, got "
+            f"{checkpoint.name}: expected a table of at least 4 positions, got "
             f"{family.positions} with shape {tuple(table.shape)}; is the file what it should be?"
         )
     heads = _head_count(checkpoint, family)
@@ -231,13 +231,7 @@ class _Reader:
                 f"{self.checkpoint.name}: the tensor {full!r} is missing; "
                 "the file is incomplete, download it again"
             )
-        tensor = self.checkpoint.tensors[full].detach()
-        if not tensor.is_floating_point():
-            raise ValueError(
-                f"{self.checkpoint.name}: {full!r} holds {tensor.dtype}, quantised weights; "
-                "analyse the model that they were made from"
-            )
-        return tensor.to(torch.float32)
+        return self.checkpoint.read(full)
 
     def has(self, name: str | None, end: str = "", layer: int = 0) -> bool:
         return (

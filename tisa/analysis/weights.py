@@ -32,6 +32,22 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     folder: Path
 
+    def read(self, name: str) -> Tensor:
+        """Return a tensor in float32; one that holds no finite numbers is refused."""
+        tensor = self.tensors[name].detach()
+        if not tensor.is_floating_point():
+            raise ValueError(
+                f"{self.name}: {name!r} holds {tensor.dtype}, quantised weights; "
+                "analyse the model that they were made from"
+            )
+        tensor = tensor.to(torch.float32)
+        if not torch.isfinite(tensor).all():
+            raise ValueError(
+                f"{self.name}: {name!r} holds numbers that are not finite (NaN or infinite); "
+                "its training broke down or the file is damaged, take another checkpoint"
+            )
+        return tensor
+
 
 def name_of(model: str | Path) -> str:
     """Return what a model is called in numbers and figures, without reading it."""
