@@ -83,6 +83,29 @@ def test_queries_and_keys_are_the_models_own(family, tmp_path):
         torch.testing.assert_close(mine, expected[: len(mine)], atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.parametrize("family", [f for f in TABLES if f != "OPT, projected"])
+@pytest.mark.parametrize("told", [True, False])
+def test_epsilon_is_the_models_own(family, told, tmp_path):
+    """Some read one name of the config, some another, some none: the model's module tells."""
+    import transformers as hf
+
+    config = config_of(family)
+    if told:
+        config.layer_norm_eps, config.layer_norm_epsilon = 0.25, 0.5
+    model = hf.AutoModel.from_config(config)
+    model.save_pretrained(tmp_path)
+    if not told:
+        plain = json.loads((tmp_path / "config.json").read_text())
+        kept = {name: part for name, part in plain.items() if "layer_norm" not in name}
+        (tmp_path / "config.json").write_text(json.dumps(kept))
+    names = r"embeddings\.LayerNorm|(.*\.)?0\.(ln_1|layernorm_before|self_attn_layer_norm)"
+    found = {n: m for n, m in model.named_modules() if re.fullmatch(names, n)}
+    (norm,) = [
+        m for n, m in found.items() if not n.startswith("encoder.layers")
+    ]  # Whisper has both
+    assert read_positions(read_checkpoint(tmp_path)).eps == norm.eps
+
+
 def test_projection_and_normalisation_are_told_apart(tmp_path):
     model_of("ALBERT").save_pretrained(tmp_path)
     found = read_positions(read_checkpoint(tmp_path))

@@ -37,6 +37,9 @@ class Family:
     fused: bool = False
     leading: str = "none"
     special_first: str | None = None
+    # LayerNorm's epsilon: under this name in the config; where that is not there, this.
+    eps_name: str | None = "layer_norm_eps"
+    eps: float = 1e-12
 
 
 _BERT: dict[str, Any] = dict(
@@ -56,6 +59,8 @@ _DECODER: dict[str, Any] = dict(
     query="decoder.layers.{}.self_attn.q_proj",
     key="decoder.layers.{}.self_attn.k_proj",
     layer_norm="decoder.layers.{}.self_attn_layer_norm",
+    eps_name=None,
+    eps=1e-5,
 )
 _VIT: dict[str, Any] = dict(
     positions="embeddings.position_embeddings",
@@ -75,14 +80,15 @@ FAMILIES = (
            key="encoder.layer.{}.attention.attn.k", leading="padding",
            special_first="the first token (<s>)"),
     Family("DistilBERT", ("distilbert",), **_BERT, query="transformer.layer.{}.attention.q_lin",
-           key="transformer.layer.{}.attention.k_lin", special_first="the first token ([CLS])"),
+           key="transformer.layer.{}.attention.k_lin", special_first="the first token ([CLS])",
+           eps_name=None),
     Family("ViT", ("vit", "deit"), **_VIT, query="encoder.layer.{}.attention.attention.query",
            key="encoder.layer.{}.attention.attention.key",
            layer_norm="encoder.layer.{}.layernorm_before"),
     Family("ViT", ("vit", "deit"), **_VIT, query="layers.{}.attention.q_proj",
            key="layers.{}.attention.k_proj", layer_norm="layers.{}.layernorm_before"),
     Family("GPT-2", ("gpt2",), "wpe.weight", "wte.weight", "h.{}.attn.c_attn", "h.{}.attn.c_attn",
-           layer_norm="h.{}.ln_1", fused=True),
+           layer_norm="h.{}.ln_1", fused=True, eps_name="layer_norm_epsilon", eps=1e-5),
     Family("Whisper decoder", ("whisper",), **_DECODER),
     Family("OPT", ("opt",), **_DECODER, leading="two", special_first="the first token (</s>)"),
     Family("ELECTRA", ("electra",), **_BERT, **_SELF, projection="embeddings_project"),
@@ -190,7 +196,7 @@ def read_positions(checkpoint: Checkpoint, *, biases: bool = False) -> PositionM
         grid=_grid(family, checkpoint.config, positions.shape[0]),
         words=_words(reader, family),
         constant=_constant(reader, family, table.shape[1]),
-        eps=float(checkpoint.config.get("layer_norm_eps", 1e-12)) if normalised else None,
+        eps=_eps(family, checkpoint.config) if normalised else None,
         query=torch.stack(query),
         key=torch.stack(key),
         raw_query=raw_query[0],
@@ -294,6 +300,11 @@ def _leading_rows(family: Family, config: Mapping[str, Any], rows: int) -> int:
         padding = config.get("pad_token_id")
         return min((1 if padding is None else int(padding)) + 1, rows - 1)
     return 0
+
+
+def _eps(family: Family, config: Mapping[str, Any]) -> float:
+    told = config.get(family.eps_name) if family.eps_name else None
+    return family.eps if told is None else float(told)
 
 
 def _head_count(checkpoint: Checkpoint, family: Family) -> int:
