@@ -390,6 +390,39 @@ def test_wrong_options_are_one_sentence(arguments, said, little, tmp_path, monke
     assert not (tmp_path / "out").exists()
 
 
+def test_a_table_of_zeros_has_no_r2(little, tmp_path):
+    """Wherever it is shown: – on the terminal and in figures, null in the numbers."""
+    from safetensors.torch import load_file
+
+    from tisa.analysis.figures import figures_of_all
+
+    shutil.copytree(little / "bert", tmp_path / "zeros")
+    file = tmp_path / "zeros" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["embeddings.position_embeddings.weight"].zero_()
+    save_file(tensors, file, metadata={"format": "pt"})
+    answer = run(tmp_path / "zeros", "--out", tmp_path / "out")
+    assert answer.exit_code == 0, answer.output
+    (line,) = [line for line in answer.stdout.splitlines() if "zeros" in line and "/24" in line]
+    assert re.fullmatch(r"zeros – 0\.\d+ – 0\.\d+ – 0/3 0/24", " ".join(line.split()))
+    (numbers,) = json.loads((tmp_path / "out" / "numbers.json").read_text())["models"]
+    for part in (*numbers["toeplitz"].values(), *numbers["blocks"]):
+        assert part["r2"] is part["off_diagonal"] is None
+        assert part["interval"] == part["off_diagonal_interval"] == [None, None]
+        assert part["null"] > part["off_diagonal_null"] > 0
+    assert numbers["first_layer_raw"]["r2"] == [None] * 3
+    assert numbers["pca"]["step_r2"] is None
+    found = [analyze(tmp_path / "zeros"), analyze(little / "bert"), analyze(little / "albert")]
+    drawn = {name: figure for name, _, figure in figures_of(found[0])}
+    assert drawn["gram"].axes[0].get_title("left") == "zeros: P, R² –"
+    assert drawn["heads-raw"].axes[0].get_title("left").endswith("R² –")
+    assert [text.get_text() for text in drawn["toeplitz-r2"].axes[0].texts] == ["–"] * 8
+    # It has no place on the axis of R².
+    scores = {"zeros": 1.0, "bert": 2.0, "albert": 3.0}
+    compared = {name: figure for name, _, figure in figures_of_all(found, scores)}
+    assert "(2 models)" in compared["compare-scores"].axes[0].get_title("left")
+
+
 def test_scores_know_models_as_they_were_given(little, tmp_path, monkeypatch):
     from tisa.analysis.scores import read_scores
 

@@ -1,5 +1,6 @@
 """Toeplitz R², its null and its interval, against truths that are known."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from safetensors.torch import load_file
 from tisa.analysis.analyze import measure_blocks, measure_invariance
 from tisa.analysis.grid import grid_fit
 from tisa.analysis.resampling import bootstrap_interval, gaussian_null
-from tisa.analysis.toeplitz import centred, diagonals, mean_diagonal, toeplitz_r2
+from tisa.analysis.toeplitz import centred, diagonals, mean_diagonal, toeplitz_r2, written
 
 # Whole table and off the main diagonal, as measured with other code by those who gave the models.
 REAL = {
@@ -56,7 +57,29 @@ def test_a_sinusoidal_table_is_wholly_translation_invariant():
     found = measure_invariance(table)
     assert found.r2 == pytest.approx(1, abs=1e-6)
     assert found.off_diagonal == pytest.approx(1, abs=1e-6)
-    assert toeplitz_r2(torch.ones(9, 3)) == 1
+
+
+def test_without_variance_there_is_no_r2():
+    """Nothing is explained where nothing varies: not 1, and chance is what it is at that shape."""
+    for table in (torch.zeros(9, 3), torch.ones(9, 3)):
+        found = measure_invariance(table)
+        assert all(math.isnan(r2) for r2 in (found.r2, found.off_diagonal, *found.interval))
+        assert found.null.whole == pytest.approx(gaussian_null(9, 3).whole)
+        _, whole, off = grid_fit(table, 3, 3)
+        assert math.isnan(whole)
+        assert math.isnan(off)
+        assert [written(whole), written(None), written(0.5, 2)] == ["–", "–", "0.50"]
+    # Different rows at right angles: a diagonal, and nothing off it.
+    found = measure_invariance(torch.eye(9))
+    assert found.r2 == pytest.approx(1)
+    assert math.isnan(found.off_diagonal)
+
+
+def test_draws_without_variance_are_left_out_of_the_interval():
+    """Of four positions some draws are one position four times: nothing off its diagonal."""
+    table = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+    low, high = bootstrap_interval(diagonals(table), off_diagonal=True)
+    assert low <= toeplitz_r2(table, off_diagonal=True) <= high
 
 
 def test_independent_rows_score_the_null():

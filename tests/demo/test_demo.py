@@ -259,6 +259,23 @@ def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, capsys, words, expecte
     assert [p.name for p in tmp_path.iterdir()] == ["a-file"]
 
 
+def test_a_table_of_zeros_has_no_r2(tmp_path):
+    from transformers import BertConfig, BertModel
+
+    from tisa.cli.demo import _found
+    from tisa.demo.looking import look
+    from tisa.demo.page import _verdict
+
+    sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    model = BertModel(BertConfig(**sizes, vocab_size=4, max_position_embeddings=16))
+    torch.nn.init.zeros_(model.embeddings.position_embeddings.weight)
+    model.save_pretrained(tmp_path)
+    found = json.loads(json.dumps(look(tmp_path), allow_nan=False))
+    assert found["r2"] is found["off_diagonal"] is None
+    assert "explains – of P, – off its diagonal" in _found("positions", {"positions": found})
+    assert "no variance" in _verdict(found)
+
+
 def test_a_truncated_model_is_one_sentence(tmp_path, monkeypatch, capsys):
     from tokenizers import Tokenizer, models
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast

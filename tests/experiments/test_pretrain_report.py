@@ -73,6 +73,9 @@ def test_table():
     assert "| 5 | 0.500 (0.200) | 0.100 (0.000) | 0.030 | 0.200 |" in tables_over_time(
         groups_of(RECORDS)
     )
+    blind = record("absolute", 0, 4.5)
+    blind["evaluations"][1]["position"]["r2"] = None  # where P has no variance
+    assert "| 5 | – (0.200) | 0.100 (0.000) |" in tables_over_time(groups_of([blind]))
     schedule = CONFIG | {
         "lengths": [[128, 0.9], [512, 0.1]],
         "position_options": {"layers": "first"},

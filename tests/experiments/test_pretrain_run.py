@@ -144,6 +144,8 @@ def test_bert_schedule_and_the_table_of_positions(tmp_path):
     # At step 6 no row beyond 64 has been trained: those have only decayed.
     model = build(config, 260)
     assert "r2" in observed(model)
+    torch.nn.init.zeros_(model.transformer.position.table.weight)
+    assert observed(model)["r2"] is None
 
 
 def test_blocks_are_seen():

@@ -28,7 +28,10 @@ LARGEST_FIT, LARGEST_DEEPER = 8, 5
 
 @dataclass(frozen=True)
 class Invariance:
-    """Toeplitz R² of P of one table: estimate, interval and null, whole and off the diagonal."""
+    """Toeplitz R² of P of one table: estimate, interval and null, whole and off the diagonal.
+
+    Estimate and interval are NaN where P has no variance, as P of a table of zeros.
+    """
 
     r2: float
     interval: tuple[float, float]
@@ -142,7 +145,7 @@ def measure_invariance(
             width,
             draws=10 if positions <= 1024 else 3,
             seed=seed,
-            deviation=float(table.std(0).mean()),
+            deviation=float(table.std(0).mean()) or 1.0,
             prepare=prepare,
         ),
     )

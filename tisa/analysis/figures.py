@@ -1,5 +1,6 @@
 """Which figures a report has: analyses in, (name, what it shows, Figure) out, one at a time."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from tisa.analysis.analyze import NEAR, Analysis
 from tisa.analysis.heads import block_means, factors, positional_attention
 from tisa.analysis.kernels import KernelFits
 from tisa.analysis.reading import TERMS
-from tisa.analysis.toeplitz import mean_diagonal, toeplitz_r2
+from tisa.analysis.toeplitz import mean_diagonal, toeplitz_r2, written
 from tisa.offsets import offset_range, to_matrix
 from tisa.shapes import Tensor
 
@@ -85,11 +86,12 @@ def figures_of_all(found: Sequence[Analysis], scores: Mapping[str, float] | None
             "P of all models side by side: " + ", ".join(a.name for a in tables),
             plots.gram_maps(
                 [_gram(a.model.positions) for a in tables if a.model is not None],
-                [f"{a.name}\nR² {a.invariance['table'].r2:.3f}" for a in tables],
+                [f"{a.name}\nR² {written(a.invariance['table'].r2)}" for a in tables],
                 positions=[a.model.positions.shape[0] for a in tables if a.model is not None],
             ),
         )
-    chosen = [a for a in tables if scores and a.name in scores]
+    defined = [a for a in tables if not math.isnan(a.invariance["table"].r2)]
+    chosen = [a for a in defined if scores and a.name in scores]
     if scores and len(chosen) >= 2:
         yield (
             "compare-scores",
@@ -115,7 +117,7 @@ def _of_table(found: Analysis) -> Named:
         f"The position table of {found.name}, positions by dimensions, and four of its rows",
         plots.embedding_table(table, title=f"{found.name}: E_P, {n} × {table.shape[1]} numbers"),
     )
-    title = f"{found.name}: P, R² {measured.r2:.3f}"
+    title = f"{found.name}: P, R² {written(measured.r2)}"
     yield (
         "gram",
         f"Heat map of P of {found.name}",

@@ -1,5 +1,7 @@
 """Positions in two dimensions (ViT): how much of P depends on steps in rows and columns only."""
 
+import math
+
 import torch
 
 from tisa.shapes import Float, Int, Tensor
@@ -19,7 +21,7 @@ def grid_fit(
     """Return the mean of P for each step down and right, R² of that fit, and R² off the diagonal.
 
     The best fit to P that is the same wherever on the grid two places lie; the two-dimensional
-    counterpart of the Toeplitz fit.
+    counterpart of the Toeplitz fit. R² is NaN where P has no variance.
     """
     gram = (table.double() @ table.double().T).reshape(-1)
     steps = grid_offsets(rows, columns).reshape(-1)
@@ -30,6 +32,7 @@ def grid_fit(
     left = gram - fit[steps]
     both = []
     for kept in (torch.ones_like(steps, dtype=torch.bool), steps != size // 2):
-        around = gram[kept] - gram[kept].mean()
-        both.append(float(1 - (left[kept] ** 2).sum() / (around**2).sum().clamp_min(1e-300)))
+        total = ((gram[kept] - gram[kept].mean()) ** 2).sum()
+        constant = bool(total <= 1e-12 * (gram[kept] ** 2).sum())
+        both.append(math.nan if constant else float(1 - (left[kept] ** 2).sum() / total))
     return fit.reshape(2 * rows - 1, 2 * columns - 1).float(), both[0], both[1]

@@ -82,7 +82,7 @@ def bootstrap_interval(
     level: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return an interval of R² from drawing blocks of positions anew."""
+    """Return an interval of R² from drawing blocks of positions anew; NaN where R² is."""
     blocks = sums.counts.shape[0]
     estimate = _r2(sums, torch.ones(1, blocks, blocks, dtype=torch.float64), off_diagonal)
     generator = torch.Generator().manual_seed(seed)
@@ -92,7 +92,8 @@ def bootstrap_interval(
     weights.diagonal(dim1=1, dim2=2).copy_(times)
     found = _r2(sums, weights, off_diagonal)
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    low, high = (estimate + torch.quantile(found - found.mean(), ends)).tolist()
+    # A draw of one block alone may have no variance.
+    low, high = (estimate + torch.nanquantile(found - found.nanmean(), ends)).tolist()
     return low, high
 
 

@@ -6,6 +6,7 @@ by how much of each component is one frequency, and by the best orthogonal step 
 all rows to their successors, beside what standing still explains.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,8 @@ def principal_components(table: Float[Tensor, "positions width"], *, shown: int 
 
 
 def _reaching(variance: Tensor, share: float) -> int:
+    if not variance.any():
+        return 0  # a table of equal rows
     return int((variance.cumsum(0) < share - 1e-9).sum()) + 1
 
 
@@ -74,8 +77,9 @@ def _turning(scores: Tensor) -> tuple[float, float, list[tuple[float, float]]]:
         return 0.0, 0.0, []
     u, _, vh = torch.linalg.svd(here.T @ there)
     step = u @ vh
-    around = there - there.mean(0)
-    total = (around**2).sum().clamp_min(1e-300)
+    total = ((there - there.mean(0)) ** 2).sum()
+    if total == 0:
+        return math.nan, math.nan, []
     values, vectors = torch.linalg.eig(step)
     # How much of the table's variance turns with each pair of eigenvalues.
     weight = (scores.to(vectors.dtype) @ vectors.conj()).abs().pow(2).sum(0)

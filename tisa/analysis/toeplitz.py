@@ -9,6 +9,7 @@ block, so that of a product A Bᵀ never more than some rows exist, and a bootst
 positions (`resampling`) costs next to nothing.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -81,7 +82,7 @@ def r2_of_sums(
     *,
     off_diagonal: bool = False,
 ) -> Float[Tensor, "*draws"]:
-    """Return R² from the sums of each diagonal; a matrix without variance has R² 1."""
+    """Return R² from the sums of each diagonal; NaN where the matrix has no variance to explain."""
     if off_diagonal:
         keep = torch.ones(counts.shape[-1], dtype=torch.bool)
         keep[counts.shape[-1] // 2] = False
@@ -91,7 +92,12 @@ def r2_of_sums(
     total, explained = squares.sum(-1) - mean, fitted - mean
     # Below the rounding of the sums themselves there is nothing left to explain.
     constant = total <= 1e-12 * squares.sum(-1)
-    return torch.where(constant, 1.0, explained / total.clamp_min(1e-300))
+    return torch.where(constant, torch.nan, explained / total.clamp_min(1e-300))
+
+
+def written(r2: float | None, digits: int = 3) -> str:
+    """Return R² as people read it: – where it is not defined."""
+    return "–" if r2 is None or math.isnan(r2) else f"{r2:.{digits}f}"
 
 
 def toeplitz_r2(

@@ -104,6 +104,8 @@ def _table(found: Sequence["Analysis"]) -> "Table":
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    from tisa.analysis.toeplitz import written
+
     table = Table(
         title="Toeplitz R² of P, beside what chance gives", title_justify="left", box=SIMPLE_HEAD
     )
@@ -118,7 +120,7 @@ def _table(found: Sequence["Analysis"]) -> "Table":
         numbers = (whole.r2, whole.null.whole, whole.off_diagonal, whole.null.off_diagonal, read.r2)
         table.add_row(
             one.name,
-            *(f"{number:.3f}" for number in numbers),
+            *map(written, numbers),
             f"{sum(heads.sensitive)}/{len(heads.sensitive)}",
             f"{one.spectrum.dimensions()}/{one.model.positions.shape[1]}",
         )

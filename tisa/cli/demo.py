@@ -156,9 +156,12 @@ def _found(chapter: str, demo: dict[str, Any]) -> str:
         anew = ". Chapters of other settings are forgotten" if demo["begun_anew"] else ""
         return f"{found['name']}, {found['parameters']:,} numbers{why}{anew}"
     if chapter == "positions":
+        from tisa.analysis.toeplitz import written
+
         return (
-            f"distance alone explains {found['r2']:.2f} of P, {found['off_diagonal']:.2f} off its "
-            f"diagonal; chance {found['null']:.2f} and {found['off_diagonal_null']:.2f}"
+            f"distance alone explains {written(found['r2'], 2)} of P, "
+            f"{written(found['off_diagonal'], 2)} off its diagonal; "
+            f"chance {found['null']:.2f} and {found['off_diagonal_null']:.2f}"
         )
     if chapter == "removed":
         return f"without the table: {_kept(found['zeroed'])}; with its mean: {_kept(found['mean'])}"

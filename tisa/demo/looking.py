@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ SIDE = 256
 
 
 def look(folder: Path, *, seed: int = 0) -> dict[str, Any]:
-    """Return R² of P beside its null, and three maps as PNG: P, its fit, P of random numbers."""
+    """Return R² of P beside its null, and three maps as PNG: P, its fit, P of random numbers.
+
+    R² and its interval are None where P has no variance.
+    """
     checkpoint = read_checkpoint(folder)
     if not has_table(checkpoint):
         raise ValueError(f"--model: {why_not(checkpoint)}; the demo needs a table of positions")
@@ -29,15 +33,19 @@ def look(folder: Path, *, seed: int = 0) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
     chance = torch.randn(table.shape, generator=generator, dtype=torch.float64)
     chance *= table.std()
+
+    def known(value: float) -> float | None:
+        return None if math.isnan(value) else value  # JSON has no NaN
+
     return {
         "positions": table.shape[0],
         "width": table.shape[1],
         "numbers": table.numel(),
-        "r2": found.r2,
-        "interval": list(found.interval),
+        "r2": known(found.r2),
+        "interval": [known(end) for end in found.interval],
         "null": found.null.whole,
-        "off_diagonal": found.off_diagonal,
-        "off_diagonal_interval": list(found.off_diagonal_interval),
+        "off_diagonal": known(found.off_diagonal),
+        "off_diagonal_interval": [known(end) for end in found.off_diagonal_interval],
         "off_diagonal_null": found.null.off_diagonal,
         "maps": {
             "table": picture(table @ table.T),

@@ -120,6 +120,10 @@ def _model(demo: dict[str, Any]) -> dict[str, str]:
 
 
 def _verdict(found: dict[str, Any]) -> str:
+    if found["off_diagonal"] is None:
+        return (
+            "All places are alike in this table: there is no variance that distance could explain."
+        )
     if found["off_diagonal"] - found["off_diagonal_null"] > MUCH:
         return (
             "So a good part of what the model learned about places, number by number, is about "

@@ -1,5 +1,6 @@
 """Figures that are lines and bars: R² beside chance, curves and kernels, spectrum, text."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,7 @@ from matplotlib.figure import Figure
 from tisa.analysis.colours import BLUE, GREEN, INK, LINES, ORANGE, PALE, SEQUENTIAL
 from tisa.analysis.correlation import correlation_interval
 from tisa.analysis.plots.style import STYLE, axes_grid, legend_below
+from tisa.analysis.toeplitz import written
 from tisa.fitting import Kernels
 from tisa.shapes import Float, Int, Tensor
 
@@ -27,9 +29,11 @@ def toeplitz_bars(
         places = range(len(labels))
         ax.barh(places, r2, color=BLUE, height=0.56, alpha=0.85)
         for place, value, (low, high), null in zip(places, r2, intervals, nulls, strict=True):
-            ax.plot([low, high], [place, place], color=INK, lw=1.4, solid_capstyle="butt")
+            if not math.isnan(low):
+                ax.plot([low, high], [place, place], color=INK, lw=1.4, solid_capstyle="butt")
             ax.plot([null, null], [place - 0.36, place + 0.36], color=ORANGE, lw=2.6)
-            ax.text(max(value, high) + 0.015, place, f"{value:.3f}", va="center", fontsize=8)
+            behind = null if math.isnan(value) else max(value, high)
+            ax.text(behind + 0.015, place, written(value), va="center", fontsize=8)
         ax.set(
             yticks=list(places),
             yticklabels=labels,
@@ -204,7 +208,7 @@ def spectrum(
     with rc_context(STYLE):
         figure, axes = axes_grid(2, 1 + pairs, (2.8 * (1 + pairs), 5.0), squeeze=False)
         share = variance.cumsum(0)
-        reached = int((share < 0.9).sum()) + 1
+        reached = int((share < 0.9).sum()) + 1 if variance.any() else 0
         axes[0][0].plot(range(1, len(share) + 1), share.tolist(), color=BLUE, lw=1.6)
         axes[0][0].plot([1, reached, reached], [0.9, 0.9, 0], color=ORANGE, lw=1, ls=":")
         axes[0][0].set(

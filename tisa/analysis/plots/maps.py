@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from tisa.analysis.colours import LINES, SEQUENTIAL, diverging_map
 from tisa.analysis.plots.style import STYLE, axes_grid, bounds, draw_map, limit_of
+from tisa.analysis.toeplitz import written
 from tisa.shapes import Float, Int, Tensor
 
 
@@ -90,7 +91,7 @@ def toeplitz_parts(
         figure, axes = axes_grid(1, 3, (10.6, 3.9))
         parts = (
             (matrix, f"{title}P", SEQUENTIAL, low, high),
-            (fit, f"its Toeplitz fit: R² {r2:.3f}", SEQUENTIAL, low, high),
+            (fit, f"its Toeplitz fit: R² {written(r2)}", SEQUENTIAL, low, high),
             (rest, "what it leaves", diverging_map(), -limit, limit),
         )
         for ax, (values, name, colours, lowest, highest) in zip(axes, parts, strict=True):
@@ -130,7 +131,7 @@ def head_maps(
             ax.set_xticks([])
             ax.set_yticks([])
             mark = "●" if sensitive[head] else "○"
-            ax.set_title(f"{mark} head {head + 1}   R² {r2[head]:.2f}", fontsize=8)
+            ax.set_title(f"{mark} head {head + 1}   R² {written(r2[head], 2)}", fontsize=8)
             ax.set_xlabel(f"±{limit:.2g}", fontsize=7, labelpad=2)
         figure.suptitle(
             (title or "F̂_P of every head") + "     ● position-sensitive   ○ position-blind",
@@ -153,7 +154,7 @@ def grid_steps(
         )  # fmt: skip
         figure.colorbar(image, ax=ax, pad=0.02, fraction=0.046, label="mean inner product")
         ax.set(xlabel="columns to the right", ylabel="rows down")
-        ax.set_title(title or f"P by step on the grid: R² {r2:.3f} (chance {null:.3f})")
+        ax.set_title(title or f"P by step on the grid: R² {written(r2)} (chance {null:.3f})")
     return figure
 
 

@@ -1,5 +1,6 @@
 """What a model in training knows about position: numbers for its record, small enough to keep."""
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -37,9 +38,10 @@ def observed(model: LanguageModel) -> dict[str, Any]:
     if table is None:
         return {}
     null = _null(*table.shape)
+    whole, off = (toeplitz_r2(table, off_diagonal=o) for o in (False, True))
     return {
-        "r2": toeplitz_r2(table),
-        "r2_off_diagonal": toeplitz_r2(table, off_diagonal=True),
+        "r2": None if math.isnan(whole) else whole,
+        "r2_off_diagonal": None if math.isnan(off) else off,
         "chance": null.whole,
         "chance_off_diagonal": null.off_diagonal,
         **block_contrast(table),

@@ -7,6 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tisa.analysis.toeplitz import written
+
 
 @dataclass(frozen=True)
 class Group:
@@ -182,8 +184,8 @@ def tables_over_time(groups: list[Group]) -> str:
                 f"{p[name]:.3f}" if name in p else "–" for name in ("block", "block_squares")
             )
             lines.append(
-                f"| {evaluation['step']:,} | {p['r2']:.3f} ({p['chance']:.3f}) | "
-                f"{p['r2_off_diagonal']:.3f} ({p['chance_off_diagonal']:.3f}) "
+                f"| {evaluation['step']:,} | {written(p['r2'])} ({p['chance']:.3f}) | "
+                f"{written(p['r2_off_diagonal'])} ({p['chance_off_diagonal']:.3f}) "
                 f"| {block} | {squares} |"
             )
         lines.append("")
