@@ -144,10 +144,23 @@ def test_the_command_reads_finished_runs(tmp_path):
     assert (tmp_path / "far" / "extrapolation.png").stat().st_size > 20_000
     # One line in each panel for each method that reads the length, and one for the training length.
     assert [len(axis.lines) for axis in figure(record).axes] == [3, 3, 3]
-    for run_ in record["runs"]:
-        run_["rows"] = [row for row in run_["rows"] if row["mode"] == "sliding"]
-    named = figure(record).legends[0].get_texts()
-    assert [line.get_text() for line in named] == ["tisa", "absolute"]
+    # Asked for one mode, no panel is empty; by position is of windows without overlap.
+    for mode, titles in (
+        ("whole", ["windows without overlap", "by position in the longest window"]),
+        ("sliding", ["sliding windows (stride 16)"]),
+    ):
+        one = copy.deepcopy(record)
+        for run_ in one["runs"]:
+            run_["rows"] = [row for row in run_["rows"] if row["mode"] == mode]
+        drawn = figure(one)
+        assert [axis.get_title() for axis in drawn.axes] == titles
+        assert [len(axis.lines) for axis in drawn.axes] == [3] * len(titles)
+        named = drawn.legends[0].get_texts()
+        assert [line.get_text() for line in named] == ["tisa", "absolute"]
+        # Nothing could be read at all: an empty frame, and no error.
+        for run_ in one["runs"]:
+            run_["rows"] = [{"length": 32, "mode": mode, "refused": "why"}]
+        assert len(figure(one).axes) == 1
     # What would be taken for seeds of one method is refused.
     train("longer", "tisa", lengths=((64, 1.0),))
     train("more", "tisa", steps=3)

@@ -7,7 +7,10 @@ from tisa.experiments.extrapolation.tables import by_method, mean_loss
 
 
 def figure(record: dict[str, Any]) -> Any:
-    """Return the figure: without overlap, sliding, and by position in the longest window."""
+    """Return the figure: without overlap, sliding, and by position in the longest window.
+
+    Only panels that have something to show: `--modes` may have asked for less.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as missing:
@@ -15,8 +18,18 @@ def figure(record: dict[str, Any]) -> Any:
             "figures are drawn with matplotlib, which is not installed; "
             'run: pip install "tisa[experiments]"'
         ) from missing
-    made = Figure(figsize=(13.5, 4.6), layout="constrained")
-    axes = made.subplots(1, 3)
+    read = {
+        mode: any(
+            mean_loss(rows) is not None
+            for lengths in by_method(record, mode).values()
+            for rows in lengths.values()
+        )
+        for mode in ("whole", "sliding")
+    }
+    panels = [mode for mode in read if read[mode]]
+    count = max(1, len(panels) + read["whole"])
+    made = Figure(figsize=(1.5 + 4 * count, 4.6), layout="constrained")
+    axes = made.subplots(1, count, squeeze=False)[0]
     names = sorted({run["label"] for run in record["runs"]})
     from matplotlib import colormaps
 
@@ -24,10 +37,11 @@ def figure(record: dict[str, Any]) -> Any:
     colours = {name: palette(number % 20) for number, name in enumerate(names)}
     trained = record["trained_at"]
     best = math.inf
-    for axis, mode, title in (
-        (axes[0], "whole", "windows without overlap"),
-        (axes[1], "sliding", f"sliding windows (stride {record['stride']})"),
-    ):
+    titles = {
+        "whole": "windows without overlap",
+        "sliding": f"sliding windows (stride {record['stride']})",
+    }
+    for axis, mode in zip(axes, panels, strict=False):
         for name, lengths in by_method(record, mode).items():
             points = [(length, mean_loss(rows)) for length, rows in sorted(lengths.items())]
             drawn = [
@@ -37,9 +51,10 @@ def figure(record: dict[str, Any]) -> Any:
                 best = min(best, *(value for _, value in drawn))
                 axis.plot(*zip(*drawn, strict=True), marker="o", markersize=3.5, linewidth=1.4,
                           color=colours[name], label=name)  # fmt: skip
-        axis.set_title(title, fontsize=10)
+        axis.set_title(titles[mode], fontsize=10)
         axis.set_xlabel("tokens in a window")
-    _by_position(axes[2], record, colours)
+    if read["whole"]:
+        _by_position(axes[-1], record, colours)
     for axis in axes:
         axis.axvline(trained, color="0.4", linewidth=0.9, linestyle="--")
         axis.set_xscale("log", base=2)
@@ -57,7 +72,7 @@ def figure(record: dict[str, Any]) -> Any:
     axes[0].text(trained, 0.99, " trained", transform=axes[0].get_xaxis_transform(), fontsize=8,
                  va="top", color="0.3")  # fmt: skip
     named: dict[str, Any] = {}
-    for axis in axes[:2]:
+    for axis in axes[: len(panels)]:
         named |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     made.legend(list(named.values()), list(named), loc="outside right center", fontsize=8)
     return made
