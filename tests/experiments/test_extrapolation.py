@@ -123,7 +123,7 @@ def test_the_command_reads_finished_runs(tmp_path):
         cli.app(),
         ["extrapolate", str(tmp_path / "tisa"), str(tmp_path / "absolute"), "--data",
          str(tmp_path / "corpus.txt"), "--lengths", "32,128", "--stride", "16", "--out",
-         str(tmp_path / "far"), "--device", "cpu"],
+         str(tmp_path / "far"), "--device", "cpu", "--modes", "whole,sliding,whole"],
     )  # fmt: skip
     assert shown.exit_code == 0, shown.exception
     record = json.loads((tmp_path / "far" / "extrapolation.json").read_text())

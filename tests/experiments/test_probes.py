@@ -74,8 +74,9 @@ def test_the_race_tells_methods_apart_and_its_record_is_a_table():
 
 @pytest.mark.unchecked
 def test_the_command(tmp_path):
-    arguments = ["probes", "--methods", "none,absolute", "--tasks", "find,order", "--steps", "2",
-                 "--length", "12", "--out", str(tmp_path / "new")]  # fmt: skip
+    # A name given twice is run once.
+    arguments = ["probes", "--methods", "none,absolute,none", "--tasks", "find,order,find",
+                 "--steps", "2", "--length", "12", "--out", str(tmp_path / "new")]  # fmt: skip
     shown = CliRunner().invoke(cli.app(), arguments)
     assert shown.exit_code == 0, shown.exception
     record = json.loads((tmp_path / "new" / "probes.json").read_text())

@@ -54,7 +54,8 @@ def command(
     from tisa.experiments.record import surroundings
 
     wanted = _numbers(lengths)
-    chosen: Any = tuple(part.strip() for part in modes.split(",") if part.strip())
+    # Each once: rows of a mode that was measured twice would be taken for seeds.
+    chosen: Any = tuple(dict.fromkeys(p.strip() for p in modes.split(",") if p.strip()))
     if not chosen or not set(chosen) <= {"whole", "sliding"}:
         raise ValueError(f"--modes: expected whole and sliding with commas, got {modes!r}")
     if stride < 1:
