@@ -3,6 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
+import torch
+
+from tisa.analysis.analyze import measure_blocks
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -25,6 +30,24 @@ def test_the_numbers_in_the_analysis_document_are_those_of_the_record():
             model["name"] in line and all(c in line for c in cells)
             for line in document.splitlines()
         ), cells
+
+
+@pytest.mark.parametrize(
+    ("positions", "ends"),
+    [
+        (271, [(0, 128), (128, 256)]),
+        (272, [(0, 128), (128, 256), (256, 272)]),
+        (256, [(0, 128), (128, 256)]),
+        (255, [(start, min(start + 32, 255)) for start in range(0, 255, 32)]),
+        (79, [(0, 32), (32, 64)]),
+    ],
+)
+def test_blocks_are_those_that_the_document_tells(positions, ends):
+    document = (ROOT / "docs/analysis.md").read_text()
+    assert "0–127, 128–255, … alone (of tables below 256 positions: 0–31, 32–63, …)" in document
+    assert "a last block of fewer than 16 is left out" in document
+    found = measure_blocks(torch.randn(positions, 4))
+    assert [(start, end) for start, end, _ in found] == ends
 
 
 def test_times_in_the_analysis_document_are_those_of_the_record():

@@ -152,9 +152,13 @@ def measure_invariance(
 
 
 def measure_blocks(
-    table: Float[Tensor, "positions width"], *, size: int = 128, seed: int = 0
+    table: Float[Tensor, "positions width"], *, size: int | None = None, seed: int = 0
 ) -> list[tuple[int, int, Invariance]]:
-    """Return (start, end, invariance of P among these positions alone) of each block."""
+    """Return (start, end, invariance of P among these positions alone) of each block.
+
+    Blocks are of `size` positions; by default of 128, in tables below 256 positions of 32.
+    """
+    size = size or (128 if table.shape[0] >= 256 else 32)
     found: list[tuple[int, int, Invariance]] = []
     nulls: dict[int, Null] = {}
     for start in range(0, table.shape[0], size):
@@ -209,7 +213,7 @@ def _tables(model: PositionModel, seed: int, tell: Callable[[str], None]) -> dic
         "model": model,
         "reading": reading,
         "invariance": invariance,
-        "blocks": measure_blocks(table, size=128 if table.shape[0] >= 256 else 32, seed=seed),
+        "blocks": measure_blocks(table, seed=seed),
         "grid": grid,
         "spectrum": spectrum,
         "raw_heads": raw,
