@@ -25,6 +25,9 @@ def config_of(family):
             n_embd=24, n_layer=2, n_head=3, n_positions=32, vocab_size=40, bos_token_id=0,
             eos_token_id=0,
         ),
+        "GPT-BigCode": lambda: hf.GPTBigCodeConfig(
+            n_embd=24, n_layer=2, n_head=3, n_positions=32, vocab_size=40
+        ),
         "OPT": lambda: hf.OPTConfig(
             hidden_size=24, num_hidden_layers=2, num_attention_heads=3, ffn_dim=16, vocab_size=40,
             max_position_embeddings=32, word_embed_proj_dim=24, **tokens,

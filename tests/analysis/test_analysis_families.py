@@ -203,7 +203,9 @@ def test_kernels_of_converted_models_are_read_as_they_are(tmp_path):
     assert curves[3].amplitude is None
 
 
-@pytest.mark.parametrize("family", ["BERT", "BERT as decoder", "GPT-2", "OPT", "tisa.encoder"])
+@pytest.mark.parametrize(
+    "family", ["BERT", "BERT as decoder", "GPT-2", "OPT", "GPT-BigCode", "tisa.encoder"]
+)
 def test_curves_of_decoders_end_at_0(family, tmp_path):
     """No query sees a later key: what f(k) would be there is nobody's."""
     import tisa.encoder

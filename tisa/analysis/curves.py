@@ -20,8 +20,8 @@ SCORING = {
 }  # fmt: skip
 
 
-# Decoders that `tisa.hf` converts and whose names and configs do not say so.
-DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+# Decoders that `tisa.hf` converts and whose configs may not say so.
+DECODERS = ("gpt2", "gpt_bigcode", "gpt_neox", "llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,11 @@ def _tables(checkpoint: Checkpoint, reach: int) -> list[Curve]:
 def _is_causal(config: Mapping[str, Any], name: str) -> bool:
     """Return whether the attention that a tensor belongs to sees no later keys."""
     told = str(config.get("model_type")).removeprefix("tisa-")
+    causal = any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ())
     # Models of this package keep their own config inside.
     own = config.get("config")
     said = config.get("is_decoder") or (isinstance(own, Mapping) and own.get("is_causal"))
-    return bool(said) or told in DECODERS or "decoder" in name.split(".")
+    return bool(said) or causal or told in DECODERS or "decoder" in name.split(".")
 
 
 def _buckets(config: Mapping[str, Any], table: Tensor, *, bidirectional: bool) -> T5Buckets:
