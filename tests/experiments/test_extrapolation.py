@@ -155,8 +155,11 @@ def test_the_command_reads_finished_runs(tmp_path):
         drawn = figure(one)
         assert [axis.get_title() for axis in drawn.axes] == titles
         assert [len(axis.lines) for axis in drawn.axes] == [3] * len(titles)
-        named = drawn.legends[0].get_texts()
-        assert [line.get_text() for line in named] == ["tisa", "absolute"]
+        # Named from top to bottom as the lines end.
+        ends = {line.get_label(): line.get_ydata()[-1] for line in drawn.axes[0].lines[:2]}
+        named = [text.get_text() for text in drawn.legends[0].get_texts()]
+        assert sorted(named) == ["absolute", "tisa"]
+        assert named == sorted(named, key=lambda name: -ends[name])
         # Nothing could be read at all: an empty frame, and no error.
         for run_ in one["runs"]:
             run_["rows"] = [{"length": 32, "mode": mode, "refused": "why"}]

@@ -60,9 +60,9 @@ def figure(record: dict[str, Any]) -> Any:
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         if math.isfinite(best):
-            # A method that breaks down would press all others into one line.
+            # A method that breaks down leaves the frame: it would press all others into one line.
             low, high = axis.get_ylim()
-            axis.set_ylim(max(low, best / 1.5), min(high, best * 20))
+            axis.set_ylim(max(low, best / 1.5), min(high, best * 5))
         axis.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
         for which in ("major", "minor"):
             getattr(axis.yaxis, f"set_{which}_formatter")(lambda value, place: f"{value:g}")
@@ -74,7 +74,9 @@ def figure(record: dict[str, Any]) -> Any:
     named: dict[str, Any] = {}
     for axis in axes[: len(panels)]:
         named |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    made.legend(list(named.values()), list(named), loc="outside right center", fontsize=8)
+    # From top to bottom as the lines end.
+    ordered = sorted(named, key=lambda name: -named[name].get_ydata()[-1])
+    made.legend([named[name] for name in ordered], ordered, loc="outside right center", fontsize=8)
     return made
 
 
