@@ -195,7 +195,7 @@ def test_the_command_in_this_process_and_in_a_pool(real, tmp_path):
     torch.set_num_threads(1)
     try:
         tasks = [
-            "--tasks", "cola,sts-b", "--positions", "replace", "--fold", "yes",
+            "--tasks", "cola,sts-b,cola", "--positions", "replace", "--fold", "yes",
             "--kernels", "2",
         ]  # fmt: skip
         shown = CliRunner().invoke(cli.app(), [*real, *tasks, "--out", str(tmp_path), "--dry-run"])

@@ -202,6 +202,11 @@ def test_the_fold_is_the_mean_over_the_places_where_tokens_stand():
     torch.testing.assert_close(alike[0], torch.stack(means).mean(0))
     torch.testing.assert_close(alike[1:], torch.stack((last, first)))
     assert ends_of([tisa.hf.calibration.Tokens(x) for x in ([2, 9, 3], [4, 9, 3])]) == (-1, 3)
+    # Empty texts: nothing but ends.
+    bare = [tisa.hf.calibration.Tokens([2, 3])] * 2
+    any_, last, first = fold_vectors(table, bare, ends_of(bare))
+    torch.testing.assert_close(torch.stack((any_, last, first)),
+                               torch.stack((table[:2].mean(0), table[1], table[0])))  # fmt: skip
 
 
 def test_folded_vectors_stay_out_of_tied_output_embeddings():

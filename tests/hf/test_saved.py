@@ -121,6 +121,21 @@ def test_any_other_type_is_reloaded_too(tmp_path):
         tisa.hf.load(str(tmp_path / "stock"))
 
 
+def test_a_table_of_sines_that_was_replaced_is_not_set_on_loading(tmp_path):
+    config = transformers.DistilBertConfig(
+        vocab_size=60, dim=32, n_layers=1, n_heads=4, hidden_dim=40, max_position_embeddings=64,
+        sinusoidal_pos_embds=True,
+    )  # fmt: skip
+    model = transformers.DistilBertModel(config).eval()
+    converted = shake(tisa.hf.convert(model, positions="replace", init="zero", calibration=TOKENS))
+    converted.save_pretrained(tmp_path)
+    loaded = transformers.AutoModel.from_pretrained(tmp_path)
+    assert type(loaded) is type(converted)
+    assert loaded.config.sinusoidal_pos_embds
+    with torch.no_grad():
+        assert torch.equal(loaded(**inputs())[0], converted(**inputs())[0])
+
+
 class Tagger(transformers.BertPreTrainedModel):
     """A user's own class."""
 

@@ -124,8 +124,9 @@ def fold_vectors(
         for kind in range(3):
             places = (kinds == kind).nonzero().squeeze(1)
             weights[kind, places] += 1 / max(1, len(places)) if by == "inputs" else 1.0
-    # A kind that is nowhere takes any token's.
-    weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, weights[:1])
+    # A kind that is nowhere takes any token's; where there are ends alone, theirs.
+    other = weights[:1] if weights[0].any() else weights.sum(0, keepdim=True)
+    weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, other)
     shares = (weights / weights.sum(1, keepdim=True)).to(table.device)
     return (shares @ table.double()).to(table.dtype)
 

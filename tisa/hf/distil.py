@@ -118,7 +118,8 @@ def distil(
             mask = mask_token_id if masked else None
             loss = _loss(student, original, batch, mask, generator, pooled_weight)
             processes.backward(loss)
-            state.advance(trained, processes.mean(loss.detach()), time.perf_counter() - began)
+            processes.clip(list(trained.values()))
+            state.advance(processes.mean(loss.detach()), time.perf_counter() - began)
             told(Progress(state.step, state.seconds, state.losses[-1]))
             if processes.index == 0 and (state.step % 10 == 0 or state.step == steps):
                 state.write(trained)
@@ -146,6 +147,13 @@ class _Processes:
             loss.backward()
         else:
             self.accelerator.backward(loss)
+
+    def clip(self, parameters: list[nn.Parameter]) -> None:
+        """Shorten the gradient to 1; accelerate takes the scale of float16 off it first."""
+        if self.accelerator is None:
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        else:
+            self.accelerator.clip_grad_norm_(parameters, 1.0)
 
     def mean(self, loss: Tensor) -> float:
         """Return the mean over the processes."""
@@ -180,8 +188,7 @@ class _State:
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * max(0.0, share)
 
-    def advance(self, trained: dict[str, nn.Parameter], loss: float, seconds: float) -> None:
-        torch.nn.utils.clip_grad_norm_(list(trained.values()), 1.0)
+    def advance(self, loss: float, seconds: float) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step, self.seconds = self.step + 1, seconds

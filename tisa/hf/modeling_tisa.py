@@ -289,12 +289,17 @@ def attach(model):
 @contextmanager
 def small_table(config):
     limit = config.max_position_embeddings
+    sines = getattr(config, "sinusoidal_pos_embds", None)
     if config.tisa["positions"] == "replace":
         config.max_position_embeddings = max(16, (config.pad_token_id or 0) + 2)
+        if sines:
+            config.sinusoidal_pos_embds = False
     try:
         yield
     finally:
         config.max_position_embeddings = limit
+        if sines:
+            config.sinusoidal_pos_embds = sines
 
 
 class TisaModelMixin(PreTrainedModel):

@@ -94,14 +94,22 @@ class TisaModel(PreTrainedModel):
 
 @contextmanager
 def _small_table(config: PreTrainedConfig) -> Iterator[None]:
-    """Have stock code make few positions where they are replaced; GPT-BigCode squares them."""
+    """Have stock code make few positions where they are replaced, and set none of them.
+
+    GPT-BigCode squares their number, DistilBERT may set a table of sines.
+    """
+    sines = getattr(config, "sinusoidal_pos_embds", None)
     limit = config.max_position_embeddings
     if config.tisa["positions"] == "replace":
         config.max_position_embeddings = max(_SMALL, (config.pad_token_id or 0) + 2)
+        if sines:
+            config.sinusoidal_pos_embds = False
     try:
         yield
     finally:
         config.max_position_embeddings = limit
+        if sines:
+            config.sinusoidal_pos_embds = sines
 
 
 def check_format(config: PreTrainedConfig) -> None:
