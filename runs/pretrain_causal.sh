@@ -18,6 +18,12 @@ tisa-1 --position tisa --seed 1
 near-far-1 --position near-far --seed 1
 rotary-1 --position rotary --seed 1
 alibi-1 --position alibi --seed 1
+shaw-0 --position shaw --seed 0
+tupe-a-0 --position tupe-a --seed 0
+synthesizer-random-0 --position synthesizer-random --seed 0
+kerple-log-1 --position kerple-log --seed 1
+tisa-v2-1 --position tisa-v2 --seed 1
+t5-1 --position t5 --seed 1
 RUNS
 "$python" runs/pretrain_report.py report "$work/causal" --out "$work/report/causal" || true
 finished=$(for f in "$work"/causal/*/record.json; do dirname "$f"; done)

@@ -1,9 +1,10 @@
 """A training step of the encoder with each position method, in turns, alone on the GPU.
 
-    python3 runs/pretrain_throughput.py [--methods absolute,tisa] [--out FOLDER]
+    python3 runs/pretrain_throughput.py [--methods absolute,tisa] [--length 512] [--out FOLDER]
 
 The goal: TISA's step at most 1.05 times that with absolute positions at 512 tokens. Steps are those
-of `tisa pretrain` (packed rows of the corpus, bfloat16, torch.compile, AdamW, clipping).
+of `tisa pretrain` (packed rows of the corpus, bfloat16, torch.compile, AdamW, clipping). Compiling
+takes most of the time: `--rounds 0` does nothing else, for several methods side by side beforehand.
 """
 
 import argparse
@@ -22,7 +23,9 @@ from tisa.experiments.pretrain.model import WithLoss, build, parameter_groups
 from tisa.experiments.pretrain.throughput import peak_flops, step_flops
 from tisa.experiments.record import surroundings
 
-ROUNDS, EACH = 12, 5
+EACH = 5  # steps in a round
+# As in the other runs.
+OPTIONS = {"floater": {"stride": 4}, "sinusoidal": {"scale": 0.028}}
 
 
 def main() -> None:
@@ -30,8 +33,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("/tmp/tisa-pretrain/corpus/wiki-train"))
     parser.add_argument("--methods", default="absolute,tisa,none,near-far,rotary")
     parser.add_argument("--batch-tokens", type=int, default=32768)
+    parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--embedding", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--norm", default="pre")
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--out", type=Path, default=Path("/tmp/tisa-pretrain/results"))
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
@@ -40,15 +47,19 @@ def main() -> None:
     racers, found = {}, {}
     for method in arguments.methods.split(","):
         config = PretrainConfig(
-            position=method, hidden_size=arguments.hidden, num_hidden_layers=arguments.layers,
-            num_attention_heads=max(1, arguments.hidden // 64), batch_tokens=arguments.batch_tokens,
+            position=method, position_options=OPTIONS.get(method, {}), norm=arguments.norm,
+            hidden_size=arguments.hidden, num_hidden_layers=arguments.layers,
+            num_attention_heads=max(1, arguments.hidden // 64), embedding_size=arguments.embedding,
+            lengths=((arguments.length, 1.0),), batch_tokens=arguments.batch_tokens,
         )  # fmt: skip
         racers[method] = Racer(config, corpus, device)
         for _ in range(4):
             racers[method].step()
         print(f"{method}: ready", file=sys.stderr, flush=True)
+    if not arguments.rounds:
+        return
     times: dict[str, list[float]] = {name: [] for name in racers}
-    for _ in range(ROUNDS):
+    for _ in range(arguments.rounds):
         for name, racer in racers.items():
             times[name].append(racer.timed())
     peak = peak_flops(device)
@@ -69,12 +80,15 @@ def main() -> None:
         "kind": "pretrain-throughput",
         "rows": found,
         "batch_tokens": arguments.batch_tokens,
+        "length": arguments.length,
         "hidden": arguments.hidden,
+        "embedding": arguments.embedding,
         "layers": arguments.layers,
+        "norm": arguments.norm,
         "surroundings": surroundings(" ".join(["python3", *sys.argv]), device),
     }  # fmt: skip
     arguments.out.mkdir(parents=True, exist_ok=True)
-    name = f"throughput-{arguments.hidden}x{arguments.layers}.json"
+    name = f"throughput-{arguments.hidden}x{arguments.layers}-{arguments.batch_tokens}.json"
     (arguments.out / name).write_text(json.dumps(record, indent=1) + "\n")
 
 
