@@ -33,8 +33,11 @@ def figure(record: dict[str, Any]) -> Any:
     names = sorted({run["label"] for run in record["runs"]})
     from matplotlib import colormaps
 
-    palette = colormaps["tab10" if len(names) <= 10 else "tab20"]
-    colours = {name: palette(number % 20) for number, name in enumerate(names)}
+    # tab20 is pairs of a dark colour and a light one: the dark ones first.
+    colours = {
+        name: colormaps["tab20"](2 * number % 20 + number // 10 % 2)
+        for number, name in enumerate(names)
+    }
     trained = record["trained_at"]
     best = math.inf
     titles = {

@@ -22,7 +22,8 @@ def loss_curves(groups: Sequence[Group]) -> Any:
     axis.set_xlabel("million tokens")
     axis.set_ylabel("validation loss")
     axis.grid(alpha=0.25, linewidth=0.5)
-    made.legend(loc="outside right center", fontsize=8)
+    # From top to bottom as the lines end.
+    made.legend(loc="outside right center", fontsize=8, reverse=True)
     return made
 
 
@@ -121,4 +122,5 @@ def _figure(width: float, height: float, panels: int = 1) -> tuple[Any, Any]:
 def _colours(count: int) -> list[Any]:
     from matplotlib import colormaps
 
-    return [colormaps["tab20"](number % 20) for number in range(count)]
+    # tab20 is pairs of a dark colour and a light one: neighbours are to differ.
+    return [colormaps["tab20"](2 * number % 20 + number // 10 % 2) for number in range(count)]
