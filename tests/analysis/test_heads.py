@@ -65,6 +65,25 @@ def test_strength_is_the_deviation_within_rows():
     assert same.strength.item() == 0
 
 
+def test_what_a_decoder_never_sees_does_not_count():
+    n = 30
+    scoring, table, query, _, wanted = known_heads(n)
+    seen = torch.ones(n, n, dtype=torch.bool).tril()
+    noise = torch.where(seen, wanted, 9 * torch.randn(2, n, n))
+    heads = analyse_heads(table, query, noise.mT.contiguous(), causal=True)
+    assert heads.r2.min() == pytest.approx(1, abs=1e-6)
+    assert heads.off_diagonal.min() == pytest.approx(1, abs=1e-6)
+    assert heads.null.max() < 0.3
+    torch.testing.assert_close(heads.curves, scoring(n).detach()[:, :n], atol=1e-5, rtol=1e-5)
+    rows = [[wanted[h, i, : i + 1].var(correction=0) for i in range(n)] for h in range(2)]
+    torch.testing.assert_close(heads.strength, torch.tensor(rows).mean(1).sqrt())
+    # With a main diagonal of its own: only `off_diagonal` leaves it out.
+    bump = noise + 50 * torch.randn(n).diag()
+    bumped = analyse_heads(table, query, bump.mT.contiguous(), causal=True, null_draws=0)
+    assert bumped.off_diagonal.min() == pytest.approx(1, abs=1e-5)
+    assert bumped.r2.max() < 0.5
+
+
 def test_long_curves_are_fitted_on_fewer_offsets():
     n = 3000
     offsets = offset_range(n, n)
@@ -99,6 +118,7 @@ def little_model(eps=1e-12):
         raw_key=torch.randn(heads, width, dim),
         through=torch.cat((torch.eye(width), torch.zeros(1, width))),
         projected=False,
+        causal=False,
     )
 
 

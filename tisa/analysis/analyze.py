@@ -194,15 +194,18 @@ def _tables(model: PositionModel, seed: int, tell: Callable[[str], None]) -> dic
     spectrum = principal_components(table)
     draws = 5 if table.shape[0] <= 1024 else 1
     tell("heads, raw product")
-    raw = analyse_heads(table, model.raw_query, model.raw_key, null_draws=draws)
+    causal = model.causal
+    raw = analyse_heads(table, model.raw_query, model.raw_key, causal=causal, null_draws=draws)
     heads, near = [], []
-    offsets = offset_range(table.shape[0], table.shape[0])
+    offsets = offset_range(1 if causal else table.shape[0], table.shape[0])
     pairs = (table.shape[0] - offsets.abs()).float()
     for layer in range(model.query.shape[0]):
         tell(f"heads, layer {layer + 1} of {model.query.shape[0]}")
         query, key = model.query[layer], model.key[layer]
         heads.append(
-            analyse_heads(reading.table, query, key, null_draws=draws if layer == 0 else 0)
+            analyse_heads(
+                reading.table, query, key, causal=causal, null_draws=0 if layer else draws
+            )
         )
         curves = heads[-1].curves
         size = LARGEST_FIT if layer == 0 else LARGEST_DEEPER

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tisa.analysis.decoders import is_causal
 from tisa.analysis.weights import Checkpoint
 from tisa.offsets import offset_range
 from tisa.scoring import TISA, NearFar, ScoringFunction, T5Buckets
@@ -18,10 +19,6 @@ SCORING = {
               "raw_strengths", "raw_rates"),
     TISA: ("kernel_amplitudes", "kernel_sharpness", "kernel_offsets"),
 }  # fmt: skip
-
-
-# Decoders that `tisa.hf` converts and whose configs may not say so.
-DECODERS = ("gpt2", "gpt_bigcode", "gpt_neox", "llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True)
@@ -59,21 +56,11 @@ def _tables(checkpoint: Checkpoint, reach: int) -> list[Curve]:
         if "EncDecAttention" in name:
             continue  # T5's first files have one there, which no model adds to its logits.
         table = checkpoint.read(name)
-        causal = _is_causal(checkpoint.config, name)
+        causal = is_causal(checkpoint.config, name)
         scoring = _buckets(checkpoint.config, table, bidirectional=not causal)
         prefix = name.removesuffix(".relative_attention_bias.weight")
         curves.append(_curve(prefix, scoring, reach, causal))
     return curves
-
-
-def _is_causal(config: Mapping[str, Any], name: str) -> bool:
-    """Return whether the attention that a tensor belongs to sees no later keys."""
-    told = str(config.get("model_type")).removeprefix("tisa-")
-    causal = any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ())
-    # Models of this package keep their own config inside.
-    own = config.get("config")
-    said = config.get("is_decoder") or (isinstance(own, Mapping) and own.get("is_causal"))
-    return bool(said) or causal or told in DECODERS or "decoder" in name.split(".")
 
 
 def _buckets(config: Mapping[str, Any], table: Tensor, *, bidirectional: bool) -> T5Buckets:
@@ -104,7 +91,7 @@ def _kernels(checkpoint: Checkpoint, reach: int) -> list[Curve]:
                 )
             scoring = kind(*tensor.shape)
             scoring.load_state_dict({p: checkpoint.read(prefix + p) for p in parameters})
-            causal = _is_causal(checkpoint.config, name)
+            causal = is_causal(checkpoint.config, name)
             curves.append(_curve(prefix.rstrip(".") or "scores", scoring, reach, causal))
     return curves
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tisa.analysis.decoders import is_causal
 from tisa.analysis.weights import Checkpoint
 from tisa.shapes import Float, Tensor
 
@@ -117,6 +118,7 @@ class PositionModel:
     raw_query, raw_key: W_Q and W_K of the first layer (behind the projection, where there is one).
     through: from x̂ and a 1 to the first layer's input: scale, shift and map behind normalisation.
     grid: rows and columns, where positions lie in two dimensions; the special first row is extra.
+    causal: whether queries see earlier keys and themselves only.
     """
 
     name: str
@@ -134,6 +136,7 @@ class PositionModel:
     raw_key: Float[Tensor, "heads width dim"]
     through: Float[Tensor, "width1 hidden"]
     projected: bool
+    causal: bool
 
 
 def has_table(checkpoint: Checkpoint) -> bool:
@@ -203,6 +206,8 @@ def read_positions(checkpoint: Checkpoint, *, biases: bool = False) -> PositionM
         raw_key=raw_key[0],
         through=through,
         projected=projection is not None,
+        # By its name too: a weight file alone has no config.
+        causal=family.name == "GPT-2" or is_causal(checkpoint.config, family.positions),
     )
 
 

@@ -164,7 +164,7 @@ def _of_heads(found: Analysis) -> Named:
     assert raw is not None
     assert found.fits is not None
     n = model.positions.shape[0]
-    offsets = offset_range(n, n)
+    offsets = offset_range(1 if model.causal else n, n)
     first = found.heads[0]
     yield (
         "heads",
@@ -225,7 +225,11 @@ def _rows(found: Analysis, head: int, rows: list[int]) -> Tensor:
     assert model is not None
     assert reading is not None
     a, b = factors(reading.table, model.query[0, head], model.key[0, head])
-    return a[rows] @ b.T
+    found_rows = a[rows] @ b.T
+    if model.causal:  # what a query does not see is not drawn
+        later = torch.arange(len(b)) > torch.tensor(rows)[:, None]
+        found_rows[later] = torch.nan
+    return found_rows
 
 
 def _kernels(curves: Tensor, offsets: Tensor, fits: KernelFits, title: str) -> "Figure":

@@ -74,20 +74,26 @@ def analyse_heads(
     query: Float[Tensor, "heads width dim"],
     key: Float[Tensor, "heads width dim"],
     *,
+    causal: bool = False,
     null_draws: int = 5,
 ) -> Heads:
     """Return Toeplitz R², null, strength and mean diagonal of every head of one layer.
 
     The null is the head's own R² with the positions in random order; 0 draws leave it out (NaN).
+    With `causal` only pairs count that a decoder sees, and mean diagonals end at offset 0.
     """
     r2, off, null, strength, curves = [], [], [], [], []
     for head in range(query.shape[0]):
         a, b = factors(table, query[head], key[head])
-        counts, sums, squares = diagonals(a, b).whole()
-        r2.append(float(r2_of_sums(counts, sums, squares)))
-        off.append(float(r2_of_sums(counts, sums, squares, off_diagonal=True)))
-        null.append(shuffled_null(a, b, draws=null_draws) if null_draws else float("nan"))
-        strength.append(row_deviation(a, b))
+        found = diagonals(a, b).whole(causal=causal)
+        counts, sums, _ = found
+        r2.append(float(r2_of_sums(*found)))
+        others = found[:, :-1] if causal else found
+        off.append(float(r2_of_sums(*others, off_diagonal=not causal)))
+        null.append(
+            shuffled_null(a, b, causal=causal, draws=null_draws) if null_draws else float("nan")
+        )
+        strength.append(row_deviation(a, b, causal=causal))
         curves.append(sums / counts)
     return Heads(
         torch.tensor(r2),
@@ -99,9 +105,18 @@ def analyse_heads(
 
 
 def row_deviation(
-    left: Float[Tensor, "positions dim"], right: Float[Tensor, "positions dim"]
+    left: Float[Tensor, "positions dim"],
+    right: Float[Tensor, "positions dim"],
+    *,
+    causal: bool = False,
 ) -> float:
     """Return the standard deviation within rows of left · rightᵀ, rows averaged in the square."""
+    if causal:
+        seen = torch.ones(len(left), len(right), dtype=torch.bool).tril()
+        count = seen.sum(1, keepdim=True)
+        logits = left @ right.T
+        spread = torch.where(seen, logits - torch.where(seen, logits, 0).sum(1, True) / count, 0)
+        return float((spread.square().sum(1) / count[:, 0]).mean().sqrt())
     spread = right - right.mean(0)
     covariance = spread.T @ spread / right.shape[0]
     return float(((left @ covariance) * left).sum(1).mean().clamp_min(0).sqrt())

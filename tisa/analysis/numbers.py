@@ -48,6 +48,7 @@ def _of_table(found: Analysis) -> dict[str, Any]:
         "width": model.positions.shape[1],
         "leading_rows": model.leading_rows,
         "special_first": model.special_first,
+        "causal": model.causal,
         "layers": model.query.shape[0],
         "heads": model.query.shape[1],
         "toeplitz": {name: _of_invariance(part) for name, part in found.invariance.items()},

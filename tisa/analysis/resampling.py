@@ -61,6 +61,7 @@ def shuffled_null(
     left: Float[Tensor, "positions width"],
     right: Float[Tensor, "positions width"],
     *,
+    causal: bool = False,
     draws: int = 5,
     seed: int = 0,
 ) -> float:
@@ -69,7 +70,7 @@ def shuffled_null(
     found = []
     for _ in range(draws):
         order = torch.randperm(left.shape[0], generator=generator)
-        counts, sums, squares = diagonals(left[order], right[order]).whole()
+        counts, sums, squares = diagonals(left[order], right[order]).whole(causal=causal)
         found.append(float(r2_of_sums(counts, sums, squares)))
     return sum(found) / draws
 

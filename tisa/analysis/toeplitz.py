@@ -30,12 +30,16 @@ class Diagonals:
     squares: Float[Tensor, "blocks blocks block_span"]
     positions: int
 
-    def whole(self) -> Float[Tensor, "3 span"]:
-        """Return counts, sums and squares of the matrix's diagonals, in the order of offsets."""
+    def whole(self, *, causal: bool = False) -> Float[Tensor, "3 span"]:
+        """Return counts, sums and squares of the matrix's diagonals, in the order of offsets.
+
+        With `causal` of those up to offset 0, the main diagonal being the last.
+        """
         stacked = torch.stack((self.counts, self.sums, self.squares))
         joined = join_block_diagonals(stacked)
         surplus = (joined.shape[-1] + 1) // 2 - self.positions
-        return joined[..., surplus : joined.shape[-1] - surplus]
+        end = surplus + self.positions if causal else joined.shape[-1] - surplus
+        return joined[..., surplus:end]
 
 
 def diagonals(

@@ -125,12 +125,13 @@ def _weights(found: Analysis, numbers: dict[str, Any]) -> list[dict[str, Any]]:
                     fits["whole"] = numbers["kernels"]
             maps = _maps(back, scaled, query[layer], other[layer])
             reach = min(REACH, table.shape[0] - 1)
-            centre = part.curves.shape[1] // 2
+            last = 0 if model.causal else reach
+            here = table.shape[0] - 1  # offset 0
             parts.append(
                 {
                     "label": f"layer {layer + 1}",
                     "first": -reach,
-                    "curves": pack(part.curves[:, centre - reach : centre + reach + 1]),
+                    "curves": pack(part.curves[:, here - reach : here + last + 1]),
                     "maps": pack(maps),
                     **fits,
                 }

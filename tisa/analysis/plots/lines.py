@@ -98,7 +98,7 @@ def offset_rows(
                 places = list(range(first - row, last - row))
                 ax.plot(
                     places,
-                    (seen - seen.mean()).tolist(),
+                    (seen - seen.nanmean()).tolist(),
                     color=colour,
                     lw=0.9,
                     label=f"query {row}",
@@ -113,7 +113,8 @@ def offset_rows(
                 alpha=0.75,
                 label="mean diagonal",
             )
-            ax.set(title=f"head {head + 1}", xlabel="offset k = key − query", xlim=(-reach, reach))
+            ends = -reach, min(reach, int(offsets[-1]))
+            ax.set(title=f"head {head + 1}", xlabel="offset k = key − query", xlim=ends)
             ax.axvline(0, color=PALE, lw=0.6)
         axes[0][0].set_ylabel("logits, row mean taken off")
         legend_below(figure, axes[0][0], len(rows) + 1)
