@@ -59,6 +59,11 @@ def test_shapes(name, shape):
 
 def test_no_tokens(name):
     assert layer_of(name)(torch.randn(2, 0, HIDDEN)).shape == (2, 0, HIDDEN)
+    model, x = model_of(name).eval(), tokens(2, 7)
+    with torch.no_grad():
+        expected = copy.deepcopy(model)(x)
+        assert model(x[:, :0]).shape == (2, 0, HIDDEN)
+        assert torch.equal(model(x), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -105,9 +105,10 @@ class Floater(Position):
             return self._flow_from(start, 0, length)
         if self._kept is None or not _same(self._kept[0], parameters):
             copies = [p.detach().clone() for p in parameters]
-            self._kept = (copies, self._flow_from(start, 0, length))
+            # One position at least: an input without tokens leaves a flow that can go on.
+            self._kept = (copies, self._flow_from(start, 0, max(1, length)))
         now, solved = self._kept
-        if 0 < solved.shape[2] < length:
+        if solved.shape[2] < length:
             # A decoder asks for one position more each time: the flow goes on from the last.
             more = self._flow_from(solved[:, :, -1], solved.shape[2] - 1, length)
             solved = torch.cat((solved, more[:, :, 1:]), dim=2)
