@@ -319,6 +319,8 @@ def test_without_safetensors_the_extra_is_named(tmp_path, monkeypatch):
         (lambda: masked(torch.ones(1, 7)), "True or 1 for tokens"),
         (lambda: packed(tokens(1, 7), [0, 7], 7), "without a batch axis"),
         (lambda: packed(tokens(7), [0, 5], 7), "must end with the number of tokens, 7, got 5"),
+        (lambda: packed(tokens(7), [], 7), r"after a leading 0, got shape \(0,\)"),
+        (lambda: packed(tokens(7), [[0, 7]], 7), r"after a leading 0, got shape \(1, 2\)"),
         (lambda: packed(tokens(7), [0, 7], None), "max_seqlen must be the longest"),
         (lambda: packed(tokens(7), [0, 7], 5), "max_seqlen must be at least"),
         (lambda: LanguageModel(config_of()).generate(tokens(1, 2), 3), "needs a decoder"),
@@ -338,13 +340,28 @@ def test_errors_say_what_to_do(wrong, error):
         wrong()
 
 
+@pytest.mark.parametrize("name", ["tisa", "absolute", "shaw", "tupe-a", "floater", "none"])
+@pytest.mark.parametrize(
+    ("ends", "longest", "error"),
+    [
+        ([3, 7], 7, r"cu_seqlens must rise from 0, got \[3, 7\]"),
+        ([0, 5, 3, 7], 7, r"cu_seqlens must rise from 0, got \[0, 5, 3, 7\]"),
+        ([0, 1, 7], 5, "max_seqlen must be at least the longest sequence's length, 6, got 5"),
+        ([0, 1, 7], -1, "max_seqlen must be at least the longest sequence's length, 6, got -1"),
+    ],
+)
+def test_a_packed_batch_that_cannot_be_is_refused(name, ends, longest, error):
+    with pytest.raises(ValueError, match=error):
+        packed(tokens(7), ends, longest, position=name)
+
+
 def masked(mask):
     return Transformer(config_of())(tokens(1, 7), attention_mask=mask)
 
 
-def packed(ids, ends, longest):
+def packed(ids, ends, longest, **values):
     ends = torch.tensor(ends, dtype=torch.int32)
-    return Transformer(config_of())(ids, cu_seqlens=ends, max_seqlen=longest)
+    return Transformer(config_of(**values))(ids, cu_seqlens=ends, max_seqlen=longest)
 
 
 def test_the_snippet_of_the_docs_runs(tmp_path, monkeypatch):

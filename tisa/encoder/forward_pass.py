@@ -97,6 +97,11 @@ def _begin_packed(
         raise ValueError("max_seqlen must be the longest sequence's length, got None")
     if cu_seqlens.dtype != torch.int32:
         raise TypeError(f"cu_seqlens must be int32, got {cu_seqlens.dtype}; convert with .int()")
+    if cu_seqlens.ndim != 1 or not cu_seqlens.shape[0]:
+        raise ValueError(
+            "cu_seqlens must have one axis, the ends of the sequences after a leading 0, got shape "
+            f"{tuple(cu_seqlens.shape)}"
+        )
     packing = packing_of(tokens.shape[0], cu_seqlens, max_seqlen)
     return ForwardPass(position.prepare(packing.places()), packing=packing)
 

@@ -49,11 +49,28 @@ def packing_of(total: int, cu_seqlens: Int32[Tensor, " ends"], max_seqlen: int) 
     # Of all ends, not of a slice, which Inductor up to PyTorch 2.11 cannot search on a GPU.
     sequence = torch.searchsorted(ends, tokens, right=True) - 1
     covered = ends[-1] == total
+    # Here, since what places tokens by these numbers would put them anywhere, or nowhere.
+    rising = (ends[0] == 0) & (ends.diff() >= 0).all()
+    fits = (ends.diff() <= max_seqlen).all()
     if cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
-        torch._assert_async(covered, "cu_seqlens must end with the number of tokens")
+        # One question, so that one small kernel asks it.
+        torch._assert_async(
+            covered & rising & fits,
+            "cu_seqlens must rise from 0 to the number of tokens, by max_seqlen at most",
+        )
     elif not covered:
         raise ValueError(
             f"cu_seqlens must end with the number of tokens, {total}, got {int(ends[-1])}; "
             "leave padding out of a packed batch"
+        )
+    elif not rising:
+        raise ValueError(
+            f"cu_seqlens must rise from 0, got {ends.tolist()}; they are the ends of the "
+            "sequences, after a leading 0"
+        )
+    elif not fits:
+        raise ValueError(
+            f"max_seqlen must be at least the longest sequence's length, {int(ends.diff().max())}, "
+            f"got {max_seqlen}"
         )
     return Packing(cu_seqlens, max_seqlen, sequence, tokens - ends[sequence])
