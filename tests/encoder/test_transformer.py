@@ -217,6 +217,29 @@ def test_saved_and_loaded(tmp_path, cls, name):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("part", [None, "transformer"])
+def test_a_compiled_model_is_saved_as_what_was_compiled(tmp_path, part):
+    model = LanguageModel(config_of())
+    if part is None:
+        save(torch.compile(model, backend="eager"), tmp_path)
+    else:
+        setattr(model, part, torch.compile(getattr(model, part), backend="eager"))
+        save(model, tmp_path)
+    again = load(tmp_path)
+    assert type(again) is LanguageModel
+    assert torch.equal(again.transformer.embeddings.weight, model.transformer.embeddings.weight)
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path):
+    class Own(LanguageModel):
+        pass
+
+    for model in (Own(config_of()), torch.nn.DataParallel(LanguageModel(config_of()))):
+        with pytest.raises(TypeError, match=f"LanguageModel itself.* got {type(model).__name__}"):
+            save(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_loaded_in_a_fresh_process(tmp_path):
     model = LanguageModel(config_of())
     save(model, tmp_path)

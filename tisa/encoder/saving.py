@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from tisa.encoder.config import TransformerConfig
 from tisa.encoder.language_model import LanguageModel
 from tisa.encoder.transformer import Transformer
 
 WEIGHTS, CONFIG, FORMAT = "model.safetensors", "config.json", 1
+# Where `torch.compile` puts the model, or the part of it, that it was given.
+COMPILED = "_orig_mod"
 # In the config file too, for Hugging Face's Auto classes (`tisa.hf`).
 HF_MODEL_TYPE = "tisa-transformer"
 MODELS: dict[str, type[Transformer] | type[LanguageModel]] = {
@@ -20,9 +23,18 @@ MODELS: dict[str, type[Transformer] | type[LanguageModel]] = {
 }
 
 
-def save(model: Transformer | LanguageModel, folder: str | Path) -> None:
-    """Write the weights and the config into a folder, each file whole or not at all."""
+def save(model: nn.Module, folder: str | Path) -> None:
+    """Write a model's weights and its config into a folder, each file whole or not at all.
+
+    It is a `Transformer` or a `LanguageModel`; of a compiled one, what was compiled is written.
+    """
     safetensors = _safetensors()
+    model = getattr(model, COMPILED, model)
+    if not isinstance(model, (Transformer, LanguageModel)) or type(model).__name__ not in MODELS:
+        raise TypeError(
+            f"model must be a {' or a '.join(MODELS)} itself, which `load` knows, got "
+            f"{type(model).__name__}; pass it without what is around it"
+        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     written = {
@@ -32,7 +44,10 @@ def save(model: Transformer | LanguageModel, folder: str | Path) -> None:
         "model_type": HF_MODEL_TYPE,
         "architectures": [_architecture(model)],
     }
-    state = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
+    state = {
+        name.replace(f"{COMPILED}.", ""): value.detach().contiguous()
+        for name, value in model.state_dict().items()
+    }
     for name, content in (
         (WEIGHTS, safetensors.save(state, metadata={"format": "pt"})),
         (CONFIG, (json.dumps(written, indent=2) + "\n").encode()),
