@@ -265,6 +265,14 @@ def test_half_precision_is_kept_and_scores_stay_float32(tmp_path):
     assert load(tmp_path).embeddings.weight.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("name", ["tisa", "kerple-log", "tisa-v2", "near-far"])
+def test_double_precision_is_kept_in_the_scores_too(tmp_path, name):
+    model, x = Transformer(config_of(position=name)).double(), tokens(2, 9)
+    save(model, tmp_path)
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path)(x), model.eval()(x))
+
+
 def test_interrupted_saving_leaves_the_old_model(tmp_path, monkeypatch):
     old = Transformer(config_of())
     save(old, tmp_path)

@@ -94,6 +94,9 @@ def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Transform
                 f"{folder / WEIGHTS}: {name} must be of shape {tuple(value.shape)} by its config, "
                 f"got {tuple(state[name].shape)}"
             )
+    if all(value.dtype == torch.float64 for value in state.values()):
+        # Scoring functions compute in what the module was moved to, not in what its weights are.
+        model.double()
     model.load_state_dict(state, assign=True)
     return model.to(device).eval()
 
