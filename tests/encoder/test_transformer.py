@@ -54,6 +54,17 @@ def test_pre_norm_and_post_norm_by_hand():
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
+def test_new_initial_values_for_everything_but_the_positions(norm):
+    torch.manual_seed(3)
+    model = Transformer(config_of(norm=norm, embedding_size=4))
+    for p in model.parameters():
+        torch.nn.init.constant_(p, 7.0)
+    model.reset_parameters()
+    left = {name for name, p in model.named_parameters() if (p == 7).any()}
+    assert left == {f"position.{name}" for name, _ in model.position.named_parameters()}
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
 def test_albert_shares_weights_and_not_positions(norm):
     apart = Transformer(config_of(norm=norm))
     shared = Transformer(config_of(norm=norm, share_layers=True, embedding_size=4))

@@ -46,6 +46,7 @@ class Transformer(nn.Module):
         initialise(self.blocks, self.config.initializer_range)
         if self.widen is not None:
             initialise(self.widen, self.config.initializer_range)
+        self.norm.reset_parameters()
 
     def forward(
         self,
