@@ -357,6 +357,7 @@ def test_without_safetensors_the_extra_is_named(tmp_path, monkeypatch):
         (lambda: Transformer(config_of())(), "got neither"),
         (lambda: Transformer(config_of())(tokens(7)), "must be .batch, length, hidden."),
         (lambda: Transformer(config_of())(tokens(1, 7), cache=Cache()), "None in an encoder"),
+        (lambda: cached(tokens(2, 3), tokens(1, 1)), "as many sequences as the input, 1, got 2"),
         (lambda: masked(torch.ones(1, 6, dtype=torch.bool)), r"\(1, 7\).*got \(1, 6\)"),
         (lambda: masked(torch.ones(1, 7)), "True or 1 for tokens"),
         (lambda: packed(tokens(1, 7), [0, 7], 7), "without a batch axis"),
@@ -366,9 +367,14 @@ def test_without_safetensors_the_extra_is_named(tmp_path, monkeypatch):
         (lambda: packed(tokens(7), [0, 7], None), "max_seqlen must be the longest"),
         (lambda: packed(tokens(7), [0, 7], 5), "max_seqlen must be at least"),
         (lambda: LanguageModel(config_of()).generate(tokens(1, 2), 3), "needs a decoder"),
+        (lambda: LanguageModel(config_of(is_causal=True)).generate(tokens(2), 3), r"shape \(2,\)"),
         (lambda: tisa.SelfAttention(16, 3), "multiple of num_attention_heads"),
         (lambda: tisa.SelfAttention(16, 2, position="rotary", layer=1), "pass the Position"),
         (lambda: tisa.SelfAttention(2, 2, position="rotary"), "even width"),
+        (
+            lambda: tisa.SelfAttention(4, 2, position="rotary", position_options={"base": 0}),
+            "base must be above 0, got 0",
+        ),
         (
             lambda: tisa.SelfAttention(
                 16, 2, position=build_position("none", PositionConfig(16, 4))
@@ -399,6 +405,11 @@ def test_a_packed_batch_that_cannot_be_is_refused(name, ends, longest, error):
 
 def masked(mask):
     return Transformer(config_of())(tokens(1, 7), attention_mask=mask)
+
+
+def cached(*pieces):
+    model, cache = Transformer(config_of(is_causal=True)), Cache()
+    return [model(piece, cache=cache) for piece in pieces]
 
 
 def packed(ids, ends, longest, **values):

@@ -60,6 +60,11 @@ def begin(
             "is_causal=True makes a decoder"
         )
     batch, length = tokens.shape[:2]
+    if cache is not None and layer in cache.values and len(cache.values[layer]) != batch:
+        raise ValueError(
+            f"cache must be of as many sequences as the input, {batch}, got "
+            f"{len(cache.values[layer])}; begin another batch with a new Cache()"
+        )
     seen = 0 if cache is None else cache.length_of(layer)
     places = places_of(length, tokens.device, query_start=seen)
     if attention_mask is not None:

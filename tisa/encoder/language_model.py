@@ -83,8 +83,11 @@ class LanguageModel(nn.Module):
         """
         if not self.config.is_causal:
             raise ValueError("generate needs a decoder: build the model with is_causal=True")
-        if input_ids.shape[1] == 0:
-            raise ValueError("input_ids must have at least one token to continue, got none")
+        if input_ids.ndim != 2 or input_ids.shape[1] == 0:
+            raise ValueError(
+                "input_ids must be (batch, length) with at least one token to continue, got shape "
+                f"{tuple(input_ids.shape)}"
+            )
         if temperature < 0:
             raise ValueError(f"temperature must be 0 or more, got {temperature}")
         cache, new = Cache(), input_ids

@@ -25,6 +25,8 @@ class Rotary(Position):
                 f"Rotary: heads must have an even width, got {config.head_size} (hidden_size / "
                 "num_attention_heads)"
             )
+        if not 0 < base < math.inf:
+            raise ValueError(f"Rotary: base must be above 0, got {base}")
         self.base = base
         self.interleaved = interleaved
 
