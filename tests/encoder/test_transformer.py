@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -249,6 +250,17 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path):
         with pytest.raises(TypeError, match=f"LanguageModel itself.* got {type(model).__name__}"):
             save(model, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_options_that_are_changed_for_the_next_model(tmp_path):
+    options = {"num_kernels": 3}
+    model = Transformer(config_of(position_options=options))
+    options["num_kernels"] = 5
+    save(model, tmp_path)
+    assert load(tmp_path).config.position_options == {"num_kernels": 3}
+    frozen = MappingProxyType(options)
+    save(Transformer(config_of(position_options=frozen)), tmp_path)
+    assert load(tmp_path).config.position_options == {"num_kernels": 5}
 
 
 def test_loaded_in_a_fresh_process(tmp_path):

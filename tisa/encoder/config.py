@@ -35,6 +35,8 @@ class TransformerConfig:
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
+        # A copy: the caller may change its own for the next model, and this one is saved later.
+        object.__setattr__(self, "position_options", dict(self.position_options))
         if self.norm not in ("pre", "post"):
             raise ValueError(f'norm must be "pre" or "post", got {self.norm!r}')
         for name in ("vocab_size", "feed_forward_size", "embedding_width"):
