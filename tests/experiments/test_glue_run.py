@@ -117,6 +117,8 @@ def test_what_cannot_be_run_is_said(data_dir, model, tmp_path):
         Cell(model, "rte", init="fit")
     with pytest.raises(ValueError, match="batch_size: expected at least 1, got 0"):
         Cell(model, "rte", batch_size=0)
+    with pytest.raises(ValueError, match="epochs: expected a number above 0, got inf"):
+        Cell(model, "rte", epochs=float("inf"))
     config = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
     make_model(tmp_path / "vit")
     config.save_pretrained(tmp_path / "vit")

@@ -110,6 +110,8 @@ def command(
         raise ValueError(f"--executor: expected in-process, pool, stacked or ray, got {executor!r}")
     if address is not None and executor != "ray":
         raise ValueError(f"--address is for --executor ray, got --executor {executor}")
+    if workers < 1:
+        raise ValueError(f"--workers: expected at least 1, got {workers}")
     if stack < 1:
         raise ValueError(f"--stack: expected at least 1, got {stack}")
     if batches not in ("padded", "packed"):
@@ -131,6 +133,9 @@ def command(
     )  # fmt: skip
     if steps is not None and epochs is not None:
         raise ValueError("--steps and --epochs: expected one of them, got both")
+    for option, given in (("MODEL", model), ("--tasks", tasks)):
+        if not _parts(given):
+            raise ValueError(f"{option}: expected names with commas between them, got {given!r}")
     cells = grid(
         _parts(model),
         _parts(tasks),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -72,11 +73,19 @@ class Cell:
                 raise ValueError(f"{name}: expected at least 1, or None, got {value}")
         if self.distil < 0:
             raise ValueError(f"distil: expected 0 steps or more, got {self.distil}")
-        if self.num_kernels < 0 or self.learning_rate <= 0 or self.epochs <= 0:
-            raise ValueError(
-                "num_kernels must be 0 or more, learning_rate and epochs above 0, got "
-                f"{self.num_kernels}, {self.learning_rate} and {self.epochs}"
-            )
+        if self.num_kernels < 0:
+            raise ValueError(f"num_kernels: expected 0 or more, got {self.num_kernels}")
+        for name in ("learning_rate", "epochs"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
+        # Nobody else would refuse a negative one: the kernels would be trained uphill.
+        for name in ("scores_learning_rate", "weight_decay"):
+            if not 0 <= (getattr(self, name) or 0.0) < math.inf:
+                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
+        if not 0 <= (self.dropout or 0.0) < 1:
+            raise ValueError(f"dropout: expected a share from 0 to below 1, got {self.dropout}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed: expected a number from 0 to 2**32 - 1, got {self.seed}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup: expected a share of the steps below 1, got {self.warmup}")
         if self != self._plain():
