@@ -154,6 +154,32 @@ def test_a_full_disk_keeps_the_run_and_the_file(tmp_path, monkeypatch):
     assert [r.cell for r in here.records()] == CELLS[:2]
 
 
+def test_a_full_disk_keeps_all_runs_that_ended_together(tmp_path, monkeypatch):
+    """A stack ends with all of its cells at once."""
+
+    class Stack(InProcess):
+        def free(self):
+            return 3
+
+        def submit(self, cell):
+            self.cells = [*getattr(self, "cells", []), cell]
+
+        def collect(self):
+            return [(cell, made_up(cell)) for cell in self.cells]
+
+    def full(file, line):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "_write", full)
+    with pytest.raises(OSError, match="3 finished runs") as raised:
+        sweep.sweep(CELLS, Store(tmp_path / "two words"), Stack(Settings()), Silent())
+    (kept, added) = re.findall(r"kept in (\S+): .* with `cat \1 >> (.*)`", str(raised.value))[0]
+    assert added == f"'{tmp_path}/two words/records.jsonl'"
+    lines = Path(kept).read_text(encoding="utf-8").splitlines(keepends=True)
+    Path(kept).unlink()
+    assert lines == [made_up(cell).line() for cell in CELLS[:3]]
+
+
 def test_a_cell_that_fails_is_named_and_tried_again_next_time(tmp_path, monkeypatch):
     quick(monkeypatch, 0)
     run = executors.run

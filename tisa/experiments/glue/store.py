@@ -8,6 +8,7 @@ it ends.
 
 import fcntl
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,30 +67,38 @@ class Store:
             return None
         return Claim(file)
 
-    def append(self, record: Record) -> None:
-        """Add a record, all of it or nothing; it is on the disk when this returns.
+    def append(self, *records: Record) -> None:
+        """Add records, all of them or nothing; they are on the disk when this returns.
 
-        Where there is no room for it, it is kept among the system's temporary files, and the error
-        says where.
+        Where there is no room for them, they are kept among the system's temporary files, and the
+        error says where.
         """
-        line = record.line().encode()
+        if not records:
+            return
+        lines = "".join(record.line() for record in records).encode()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._locked() as file:
                 end = _without_torn_line(file)
                 try:
-                    _write(file, line)
+                    _write(file, lines)
                     os.fsync(file)
                 except OSError:
                     os.ftruncate(file, end)
                     raise
             _sync_folder(self.folder)
         except OSError as full:
-            kept = _keep(line)
+            kept = _keep(lines)
+            label = records[0].cell.label
+            told = (
+                f"the finished run ({label}) is"
+                if len(records) == 1
+                else f"{len(records)} finished runs ({label}, …) are"
+            )
             raise OSError(
                 full.errno,
-                f"{self.path}: {full.strerror}; the finished run ({record.cell.label}) is kept in "
-                f"{kept}: make room, add it with `cat {kept} >> {self.path}`, and go on",
+                f"{self.path}: {full.strerror}; {told} kept in {kept}: make room, add what is in "
+                f"it with `cat {kept} >> {shlex.quote(str(self.path))}`, and go on",
             ) from full
 
     @contextmanager
@@ -131,9 +140,9 @@ def _without_torn_line(file: int) -> int:
     return end
 
 
-def _write(file: int, line: bytes) -> None:
-    while line:
-        line = line[os.write(file, line) :]
+def _write(file: int, lines: bytes) -> None:
+    while lines:
+        lines = lines[os.write(file, lines) :]
 
 
 def _sync_folder(folder: Path) -> None:
@@ -144,10 +153,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(file)
 
 
-def _keep(line: bytes) -> str:
+def _keep(lines: bytes) -> str:
     file, path = tempfile.mkstemp(prefix="tisa-glue-", suffix=".jsonl")
     with os.fdopen(file, "wb") as kept:
-        kept.write(line)
+        kept.write(lines)
         kept.flush()
         os.fsync(kept.fileno())
     return path

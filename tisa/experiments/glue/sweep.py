@@ -58,12 +58,13 @@ def sweep(
                 executor.submit(cell)
             if not claims:
                 view.elsewhere(waiting, store.done())
-            for cell, outcome in executor.collect():
-                if isinstance(outcome, Record):
-                    store.append(outcome)
-                elif isinstance(outcome, Lost) and tries[cell] < TRIES:
+            finished = executor.collect()
+            # All at once: a full disk at the first would else be the end of the others too.
+            store.append(*(found for _, found in finished if isinstance(found, Record)))
+            for cell, outcome in finished:
+                if isinstance(outcome, Lost) and tries[cell] < TRIES:
                     waiting.append(cell)
-                else:
+                elif not isinstance(outcome, Record):
                     failed.append((cell, outcome))
                 view.finished(cell, outcome)
                 claims.pop(cell).release()
