@@ -235,6 +235,10 @@ def test_a_dry_run_writes_nothing(tmp_path):
     assert said.exit_code == 0, said.output
     assert "all-MiniLM-L6-v2, 84 MB" in said.stdout
     assert "index.html" in said.stdout
+    said = run("--out", tmp_path / "out", "--cache-dir", tmp_path / "cache", "--dry-run", "--json")
+    plan = json.loads(said.stdout)
+    assert "all-MiniLM-L6-v2, 84 MB" in plan["model"]
+    assert (plan["finished"], plan["out"]) == ([], str(tmp_path / "out"))
     assert not list(tmp_path.iterdir())
 
 

