@@ -111,6 +111,12 @@ def test_the_tables_say_what_is_missing_and_how_many_seeds():
     assert (row["seeds"], row["median"], row["given_back_percent"]) == ("3", "27.0000", "80.0000")
 
 
+def test_any_name_of_a_model_is_latex():
+    named = dataclasses.replace(RECORDS[0].cell, model=r"m/a_b^c~1$\{x}")
+    made = latex(summary([dataclasses.replace(RECORDS[0], cell=named)]))
+    assert r"a\_b\textasciicircum{}c\textasciitilde{}1\$\textbackslash{}\{x\}, with" in made
+
+
 def test_what_cannot_stand_in_one_table_is_refused():
     with pytest.raises(ValueError, match="expected at least one"):
         summary([])

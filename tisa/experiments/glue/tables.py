@@ -19,6 +19,11 @@ METRIC_NAMES = {
     "accuracy": "accuracy", "f1": "F1", "matthews": "Matthews correlation",
     "pearson": "Pearson correlation",
 }  # fmt: skip
+# A model may have any name that a folder can have.
+TEX = str.maketrans({
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    **{sign: f"\\{sign}" for sign in "%_&#${}"}, "Δ": r"$\Delta$", "–": "--",
+})  # fmt: skip
 
 
 def rows(part: Part) -> list[tuple[str, list[str]]]:
@@ -194,9 +199,4 @@ def _made(records: Sequence[Record]) -> str:
 
 
 def _tex(text: str) -> str:
-    for sign, written in (
-        ("\\", r"\textbackslash{}"), ("%", r"\%"), ("_", r"\_"), ("&", r"\&"), ("#", r"\#"),
-        ("Δ", r"$\Delta$"), ("–", "--"),
-    ):  # fmt: skip
-        text = text.replace(sign, written)
-    return text
+    return text.translate(TEX)
