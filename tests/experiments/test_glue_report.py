@@ -120,7 +120,7 @@ def test_any_name_of_a_model_is_latex():
 def test_what_cannot_stand_in_one_table_is_refused():
     with pytest.raises(ValueError, match="expected at least one"):
         summary([])
-    with pytest.raises(ValueError, match="there twice"):
+    with pytest.raises(ValueError, match=rf"there twice \(key {RECORDS[0].cell.key}\).*one of the"):
         summary([RECORDS[0], RECORDS[0]])
     other = dataclasses.replace(RECORDS[0].cell, learning_rate=1.0, seed=7)
     with pytest.raises(ValueError, match=r"CoLA differ in learning_rate 1e-05 and 1\.0"):
@@ -148,5 +148,11 @@ def test_the_command(tmp_path):
             assert int(line["seeds"]) == cell["seeds"] == len(cell["scores"])
             assert line["median"] == ("" if cell["median"] is None else f"{cell['median']:.4f}")
             assert (line["given_back_low"] == "") == (cell["given_back_low"] is None)
+    for wrong in (b"{bad}\n", b"\xff\n"):
+        (tmp_path / "records.jsonl").write_bytes(wrong)
+        both = ["report", str(tmp_path / "runs"), str(tmp_path)]
+        answer = CliRunner().invoke(cli.app(), both)
+        assert str(answer.exception).startswith(f"{tmp_path / 'records.jsonl'}: ")
+    (tmp_path / "records.jsonl").unlink()
     answer = CliRunner().invoke(cli.app(), ["report", str(tmp_path)])
     assert "no records.jsonl in it" in str(answer.exception)

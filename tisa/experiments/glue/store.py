@@ -41,14 +41,14 @@ class Store:
 
     def records(self) -> list[Record]:
         """Return all records, in the order in which they were finished."""
-        return [record_of(line) for line in _whole_lines(self._bytes(0))]
+        return self._records_in(self._bytes(0))
 
     def done(self) -> set[str]:
         """Return the keys of the cells that are finished."""
         # Whole lines never change, so that only what is new has to be read.
         content = self._bytes(self._read)
         end = content.rfind(b"\n") + 1
-        self._keys |= {record_of(line).cell.key for line in _whole_lines(content[:end])}
+        self._keys |= {record.cell.key for record in self._records_in(content[:end])}
         self._read += end
         return set(self._keys)
 
@@ -109,6 +109,13 @@ class Store:
             yield file
         finally:
             os.close(file)
+
+    def _records_in(self, content: bytes) -> list[Record]:
+        try:
+            return [record_of(line) for line in _whole_lines(content)]
+        except ValueError as wrong:
+            # A report may be of several folders: which of them is it?
+            raise ValueError(f"{self.path}: {wrong}; remove that line") from None
 
     def _bytes(self, start: int) -> bytes:
         try:

@@ -209,7 +209,10 @@ def _check(records: Sequence[Record]) -> None:
     seen: dict[str, Record] = {}
     for record in records:
         if record.cell.key in seen:
-            raise ValueError(f"records: {record.cell.label} is there twice; take one folder alone")
+            raise ValueError(
+                f"records: {record.cell.label} is there twice (key {record.cell.key}); take one "
+                "folder alone, or remove one of the two lines from its records.jsonl"
+            )
         seen[record.cell.key] = record
         recipe = {k: v for k, v in asdict(record.cell).items() if k not in (*VARIANT, "seed")}
         recipe["data"] = record.data
