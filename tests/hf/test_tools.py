@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import string
+import sys
 
 import pytest
 import torch
@@ -145,6 +146,22 @@ def test_a_head_that_the_checkpoint_lacks_is_left_out(name, tmp_path):
     assert type(found).__name__ == config["architectures"][0]
     with torch.no_grad():
         assert torch.equal(found(**inputs())[0], base(**inputs())[0])
+
+
+def test_a_score_of_ones_own_lies_in_the_folder_of_the_call(tmp_path, monkeypatch):
+    from tisa.cli.convert import _function
+
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "score_of_mine.py").write_text("def found(model, tokenizer):\n    return 7\n")
+    assert _function("score_of_mine:found")(None, None) == 7
+    for name in ("nobody_has_it:found", "nobody_has_it.inside:found"):
+        with pytest.raises(ValueError, match="--score: no module nobody_has_it here"):
+            _function(name)
+    # What a module of theirs lacks is another matter.
+    (tmp_path / "needs_more.py").write_text("import nobody_has_it")
+    with pytest.raises(ModuleNotFoundError, match="No module named 'nobody_has_it'"):
+        _function("needs_more:found")
 
 
 @pytest.mark.parametrize("name", ["albert", "bert", "gpt2", "mpnet", "roberta"])

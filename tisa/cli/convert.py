@@ -1,6 +1,7 @@
 """`tisa convert`: give a Hugging Face model scores of the offset."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -115,9 +116,19 @@ def _function(name: str) -> Any:
     from importlib import import_module
 
     module, colon, function = name.partition(":")
-    if not colon:
+    if not (module and colon):
         raise ValueError(f"--score: expected module:function, got {name!r}")
-    found = getattr(import_module(module), function, None)
+    # An installed program does not look for modules where it is called, as `python` does.
+    sys.path.append(str(Path.cwd()))
+    try:
+        found = getattr(import_module(module), function, None)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not f"{module}.".startswith(f"{missing.name}."):
+            raise
+        raise ValueError(
+            f"--score: no module {missing.name} here or among the installed packages; run it "
+            f"from the folder of {missing.name}.py"
+        ) from None
     if not callable(found):
         raise ValueError(f"--score: {module} has no function {function!r}")
     return found
