@@ -128,6 +128,10 @@ def test_what_cannot_be_run_is_said(data_dir, model, tmp_path):
     # And before anything is run.
     with pytest.raises(ValueError, match="a vit, for which transformers has no classification"):
         plan([picture], [], Settings(data_dir))
+    weights = make_model(tmp_path / "torn") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:3000])
+    with pytest.raises(ValueError, match=r"torn are truncated .*; download them again"):
+        training.stock_model(Cell(str(weights.parent), "rte"), training.task_named("rte"))
     cell = Cell(model, "sts-b", **{**SMALL, "learning_rate": 1e30})
     with pytest.raises((ArithmeticError, ValueError), match="learning_rate"):
         run(cell, data_dir=data_dir)

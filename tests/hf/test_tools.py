@@ -148,6 +148,14 @@ def test_a_head_that_the_checkpoint_lacks_is_left_out(name, tmp_path):
         assert torch.equal(found(**inputs())[0], base(**inputs())[0])
 
 
+def test_torn_weights_are_said_in_a_sentence(tmp_path):
+    original("bert").save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:3000])
+    with pytest.raises(ValueError, match=r"are truncated or corrupted .*; download them again"):
+        load_stock(str(tmp_path))
+
+
 def test_a_score_of_ones_own_lies_in_the_folder_of_the_call(tmp_path, monkeypatch):
     from tisa.cli.convert import _function
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -140,7 +141,13 @@ def load_stock(name: str) -> tuple[PreTrainedModel, Any]:
             "without its head. Load it with your class, and convert it with tisa.hf.convert",
             stacklevel=2,
         )
-    model, info = cls.from_pretrained(name, output_loading_info=True)
+    try:
+        model, info = cls.from_pretrained(name, output_loading_info=True)
+    except SafetensorError as broken:
+        raise ValueError(
+            f"MODEL: the weights of {name} are truncated or corrupted ({broken}); download them "
+            "again"
+        ) from None
     random_ones = _random_head(model, set(info["missing_keys"]))
     if random_ones:
         model = AutoModel.from_pretrained(name)

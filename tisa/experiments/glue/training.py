@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 from accelerate.utils import get_int_from_env
+from safetensors import SafetensorError
 
 import tisa.hf
 from tisa.experiments.glue.cell import Cell
@@ -207,8 +208,14 @@ def stock_model(cell: Cell, task: Task) -> Any:
                 setattr(config, name, cell.dropout)
     check_head(cell.model, config)
     auto = transformers.AutoModelForSequenceClassification
-    with _quiet():
-        return auto.from_pretrained(cell.model, config=config, dtype=torch.float32)
+    try:
+        with _quiet():
+            return auto.from_pretrained(cell.model, config=config, dtype=torch.float32)
+    except SafetensorError as broken:
+        raise ValueError(
+            f"model: the weights of {cell.model} are truncated or corrupted ({broken}); download "
+            "them again"
+        ) from None
 
 
 def check_head(model: str, config: Any) -> None:
