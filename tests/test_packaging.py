@@ -81,6 +81,7 @@ MISSING = [
     ("rich.console", "tisa analyze model", "analysis"),
     ("huggingface_hub", "tisa analyze somebody/model", "analysis"),
     ("matplotlib", "tisa criteria --out new", "experiments"),
+    ("matplotlib", "tisa probes --methods tisa --tasks find --steps 1 --out new", "experiments"),
     ("transformers", "tisa demo --out new", "demo"),
     ("torchdiffeq", "tisa demo --out new --offline", "demo"),
     ("transformers", "tisa glue model --out new", "experiments"),

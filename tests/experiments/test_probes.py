@@ -73,15 +73,17 @@ def test_the_race_tells_methods_apart_and_its_record_is_a_table():
 
 
 @pytest.mark.unchecked
-def test_the_command(tmp_path):
+def test_the_command(tmp_path, monkeypatch):
+    # As where the locale is not UTF-8: files are, all the same.
+    monkeypatch.setattr("io.text_encoding", lambda encoding, level=2: encoding or "ascii")
     # A name given twice is run once.
     arguments = ["probes", "--methods", "none,absolute,none", "--tasks", "find,order,find",
                  "--steps", "2", "--length", "12", "--out", str(tmp_path / "new")]  # fmt: skip
     shown = CliRunner().invoke(cli.app(), arguments)
     assert shown.exit_code == 0, shown.exception
-    record = json.loads((tmp_path / "new" / "probes.json").read_text())
+    record = json.loads((tmp_path / "new" / "probes.json").read_text(encoding="utf-8"))
     assert len(record["rows"]) == 4
-    assert (tmp_path / "new" / "probes.md").read_text() == markdown(record)
+    assert (tmp_path / "new" / "probes.md").read_text(encoding="utf-8") == markdown(record)
     assert (tmp_path / "new" / "probes.png").stat().st_size > 10_000
     for wrong, message in (
         (["--methods", "lemon"], "--methods: expected some of none"),

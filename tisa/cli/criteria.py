@@ -77,8 +77,8 @@ def write(record: dict[str, Any], out: Path) -> None:
     from tisa.experiments.criteria.report import markdown
 
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    (out / "criteria.json").write_text(text)
-    (out / "criteria.md").write_text(markdown(record))
+    (out / "criteria.json").write_text(text, encoding="utf-8")
+    (out / "criteria.md").write_text(markdown(record), encoding="utf-8")
     figure(record).savefig(out / "criteria.png", dpi=130)
 
 

@@ -39,6 +39,7 @@ def command(
     import torch
 
     from tisa.cli.device import checked
+    from tisa.experiments.criteria.figure import require_matplotlib
     from tisa.experiments.extrapolation.figure import figure
     from tisa.experiments.extrapolation.measuring import (
         check_vocabulary,
@@ -90,6 +91,7 @@ def command(
     )
     if out is not None:
         # Before the minutes of measuring, not after them.
+        require_matplotlib()
         out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
         "kind": "extrapolation",
@@ -113,8 +115,9 @@ def command(
             {"label": label, "folder": folder.name, "seed": config["seed"], "rows": rows}
         )
     if out is not None:
-        (out / "extrapolation.json").write_text(json.dumps(record, ensure_ascii=False) + "\n")
-        (out / "extrapolation.md").write_text(markdown(record))
+        text = json.dumps(record, ensure_ascii=False) + "\n"
+        (out / "extrapolation.json").write_text(text, encoding="utf-8")
+        (out / "extrapolation.md").write_text(markdown(record), encoding="utf-8")
         figure(record).savefig(out / "extrapolation.png", dpi=130)
     print(json.dumps(record, ensure_ascii=False) if as_json else markdown(record))
 

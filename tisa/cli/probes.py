@@ -40,6 +40,7 @@ def command(
     )
 
     from tisa.cli.device import checked
+    from tisa.experiments.criteria.figure import require_matplotlib
     from tisa.experiments.probes.figure import figure
     from tisa.experiments.probes.race import RACERS, ProbeConfig, names_of, race
     from tisa.experiments.probes.tables import markdown
@@ -52,6 +53,7 @@ def command(
     asked = names_of(tasks, TASKS, "--tasks", tuple(TASKS))
     if out is not None:
         # Before the minutes of training, not after them.
+        require_matplotlib()
         out.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(),
                TimeRemainingColumn())  # fmt: skip
@@ -64,7 +66,8 @@ def command(
             ),
         )  # fmt: skip
     if out is not None:
-        (out / "probes.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-        (out / "probes.md").write_text(markdown(record))
+        text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+        (out / "probes.json").write_text(text, encoding="utf-8")
+        (out / "probes.md").write_text(markdown(record), encoding="utf-8")
         figure(record).savefig(out / "probes.png", dpi=130)
     print(json.dumps(record, ensure_ascii=False) if as_json else markdown(record))
