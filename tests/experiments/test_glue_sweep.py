@@ -1,6 +1,7 @@
 """A sweep that is killed, resumed, run twice at once: every cell exactly once."""
 
 import errno
+import io
 import json
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from little_glue import make_data, make_model
@@ -19,6 +21,7 @@ from tisa import cli
 from tisa.experiments.glue import executors, store, sweep
 from tisa.experiments.glue.cell import grid
 from tisa.experiments.glue.executors import InProcess, Settings
+from tisa.experiments.glue.live import LiveView
 from tisa.experiments.glue.record import Record
 from tisa.experiments.glue.store import Store
 
@@ -178,6 +181,19 @@ def test_a_full_disk_keeps_all_runs_that_ended_together(tmp_path, monkeypatch):
     lines = Path(kept).read_text(encoding="utf-8").splitlines(keepends=True)
     Path(kept).unlink()
     assert lines == [made_up(cell).line() for cell in CELLS[:3]]
+
+
+def test_in_a_file_every_cell_has_one_line(tmp_path):
+    rows = ["folded, S = 5, fitted, distilled 30, frozen"]
+    first, second = grid(["m"], ["rte"], rows=rows, seeds=range(2))
+    said = io.StringIO()
+    view = LiveView(Store(tmp_path), 1, Console(file=said, width=40))
+    view.begin([first, second], set())
+    view.finished(first, made_up(first))
+    view.finished(second, ValueError("a lemon"))
+    told, failed = said.getvalue().splitlines()[1:]
+    assert told.startswith(f"1/2 {first.label}: accuracy")
+    assert failed == f"failed: {second.label}: a lemon"
 
 
 def test_a_cell_that_fails_is_named_and_tried_again_next_time(tmp_path, monkeypatch):

@@ -67,9 +67,11 @@ class LiveView:
             self._records.append(outcome)
             name = task_named(cell.task).main_metric
             said = f"{name} {outcome.metrics[name]:.1f}, {spoken(outcome.seconds['total'])}"
-            self.console.print(f"{len(self._done)}/{len(self._cells)} {cell.label}: {said}")
+            line = Text(f"{len(self._done)}/{len(self._cells)} {cell.label}: {said}")
         else:
-            self.console.print(Text(f"failed: {cell.label}: {outcome}", style="red"))
+            line = Text(f"failed: {cell.label}: {outcome}", style="red")
+        # Never broken in two: in a file it is a line for each cell, to be searched.
+        self.console.print(line, soft_wrap=True)
 
     def elsewhere(self, cells: Sequence[Cell], done: set[str]) -> None:
         """Say that the rest is run by other processes."""
