@@ -22,6 +22,7 @@ from tisa.experiments.glue import executors, store, sweep
 from tisa.experiments.glue.cell import grid
 from tisa.experiments.glue.executors import InProcess, Settings
 from tisa.experiments.glue.live import LiveView
+from tisa.experiments.glue.plan import plan
 from tisa.experiments.glue.record import Record
 from tisa.experiments.glue.store import Store
 
@@ -266,6 +267,17 @@ def test_the_command_in_this_process_and_in_a_pool(real, tmp_path):
     assert "0 cells to run" in CliRunner().invoke(cli.app(), again).stdout
     plan = json.loads(CliRunner().invoke(cli.app(), [*again, "--json"]).stdout)
     assert [(line["cells"], line["done"]) for line in plan] == [(1, 1)] * 2
+
+
+def test_the_time_of_a_plan_goes_by_steps_where_epochs_are_given(real):
+    model, data_dir = real[1], real[3]
+    (finished,) = grid([model], ["cola"], rows=["baseline"], seeds=[0])
+    record = made_up(finished)
+    # 24 rows, 8 at a time.
+    (left,) = grid([model], ["rte"], rows=["baseline"], seeds=[0], epochs=4, batch_size=8)
+    (line,) = plan([left], [record], Settings(data_dir))
+    assert line.steps == 12
+    assert line.seconds == pytest.approx(12 * record.seconds["total"] / record.steps)
 
 
 @pytest.mark.parametrize(

@@ -60,26 +60,29 @@ def plan(cells: Sequence[Cell], records: Sequence[Record], settings: Settings) -
             steps=sum(steps),
             tokens=tokens,
             flops=6 * parameters * tokens,
-            seconds=seconds_for(left, records),
+            seconds=seconds_for(left, records, steps),
         )
         made.append(line)
     return made
 
 
-def seconds_for(cells: Sequence[Cell], records: Sequence[Record]) -> float | None:
+def seconds_for(
+    cells: Sequence[Cell], records: Sequence[Record], steps: Sequence[int | None] | None = None
+) -> float | None:
     """Return how long cells will take one after another, from runs like them; None without any.
 
     Like them are runs of the same model and task; without those any run counts, by its steps.
+    `steps` are those of the cells where they are known: `epochs` alone does not tell them.
     """
     total = 0.0
-    for cell in cells:
+    for cell, own in zip(cells, steps or [cell.steps for cell in cells], strict=True):
         known = [r for r in records if (r.cell.model, r.cell.task) == (cell.model, cell.task)]
         known = known or list(records)
         if not known:
             return None
         times = [r.seconds["total"] for r in known]
-        if cell.steps:
-            times = [time * cell.steps / r.steps for time, r in zip(times, known, strict=True)]
+        if own:
+            times = [time * own / r.steps for time, r in zip(times, known, strict=True)]
         total += sum(times) / len(times)
     return total
 
