@@ -129,3 +129,16 @@ def test_activation_checkpointing_draws_the_same_entries():
     recomputed = checkpoint(run, *tensors, use_reentrant=False)
     for a, b in zip(torch.autograd.grad(recomputed, [*tensors, vector]), expected, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_the_reference_drops_under_torch_func_what_it_drops_without():
+    tensors = [torch.randn(1, 2, 9, 4) for _ in range(3)]
+
+    def loss(query):
+        return tisa.attention(query, *tensors[1:], dropout_p=0.5, backend="reference").sum()
+
+    query = tensors[0].clone().requires_grad_()
+    torch.manual_seed(3)
+    (expected,) = torch.autograd.grad(loss(query), query)
+    torch.manual_seed(3)
+    torch.testing.assert_close(torch.func.grad(loss)(tensors[0]), expected)

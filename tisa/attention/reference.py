@@ -35,7 +35,8 @@ def attend(
     lse = logits.logsumexp(-1).masked_fill(blind.squeeze(-1), -torch.inf)
     weights = logits.softmax(-1).masked_fill(blind, 0.0)
     if call.dropout_p > 0:
-        weights = drop(weights, call.dropout_p, dropout_seed(call.query))
+        # Detached: torch.func takes no operator without a derivative if its input has one.
+        weights = drop(weights, call.dropout_p, dropout_seed(call.query.detach()))
     output = (weights @ value).to(call.query.dtype)
     if call.packed:
         return output[0].transpose(0, 1), lse[0].transpose(0, 1)
