@@ -117,8 +117,37 @@ def test_auto_under_functional_transforms_is_the_reference():
         found = torch.autograd.forward_ad.unpack_dual(loss(dual)).tangent
     torch.testing.assert_close(found, expected)
     for backend in ("chunked", "sdpa"):
-        with pytest.raises(ValueError, match="forward-mode"):
-            torch.func.jvp(lambda v, b=backend: loss(v, b), (vector,), (tangent,))
+        for transform in (
+            lambda f: torch.func.jvp(f, (vector,), (tangent,)),
+            lambda f: torch.func.grad(f)(vector),
+            lambda f: torch.vmap(f)(vector[None]),
+        ):
+            with pytest.raises(ValueError, match="forward-mode"):
+                transform(lambda v, b=backend: loss(v, b))
+
+
+def test_auto_under_functional_transforms_trains_and_differentiates_twice():
+    query, key, value = (torch.randn(1, 2, 5, 4, dtype=torch.float64) for _ in range(3))
+
+    # An ensemble, as torch.func.stack_module_state has it: every parameter asks for a gradient.
+    scoring = tisa.TISA(2, 3).double()
+    stacked = {name: torch.stack([p, p]) for name, p in scoring.named_parameters()}
+
+    def member(parameters):
+        vector = torch.func.functional_call(scoring, parameters, (5,))
+        return tisa.attention(query, key, value, vector)
+
+    for found in torch.vmap(member)(stacked):
+        torch.testing.assert_close(found, tisa.attention(query, key, value, scoring(5)))
+
+    def loss(query, backend="auto"):
+        return tisa.attention(query, key, value, backend=backend).square().sum()
+
+    def twice(backend):
+        once = torch.func.grad(lambda q: loss(q, backend))
+        return torch.func.grad(lambda q: once(q).square().sum())(query)
+
+    torch.testing.assert_close(twice("auto"), twice("reference"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tisa.attention.call import Call
-from tisa.attention.context import forward_mode
+from tisa.attention.context import transformed
 from tisa.offsets import visible_keys
 from tisa.shapes import Float, Tensor
 
@@ -19,8 +19,8 @@ def refuses(call: Call) -> str | None:
     """Return why this backend cannot do the call, or None."""
     if call.return_lse:
         return "PyTorch's scaled_dot_product_attention returns no log-sum-exp"
-    if forward_mode():
-        return "PyTorch's fast kernels have no forward-mode derivative"
+    if transformed():
+        return "torch.func and forward-mode derivatives do not go with PyTorch's fast kernels"
     return None
 
 
