@@ -164,6 +164,31 @@ def test_compiled_dropout_drops_what_eager_dropout_drops():
             torch.testing.assert_close(a, b)
 
 
+def test_torch_func_inside_a_compiled_graph():
+    qkv = [torch.randn(2, 4, 9, 8) for _ in range(3)]
+    vector, tangent = torch.randn(4, 17), torch.randn(4, 17)
+
+    def loss(vector, backend="auto"):
+        return tisa.attention(*qkv, vector, backend=backend).square().sum()
+
+    def derivatives(vector, tangent):
+        along = torch.func.jvp(loss, (vector,), (tangent,))[1]
+        return along, torch.func.grad(loss)(vector), torch.vmap(loss)(vector[None])
+
+    expected = derivatives(vector, tangent)
+    compiled = torch.compile(derivatives, fullgraph=True, backend="aot_eager")
+    for a, b in zip(compiled(vector, tangent), expected, strict=True):
+        torch.testing.assert_close(a, b)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(vector, tangent)
+        found = torch.compile(loss, fullgraph=True, backend="aot_eager")(dual)
+        along = torch.autograd.forward_ad.unpack_dual(found).tangent
+        torch.testing.assert_close(along, expected[0])
+    refused = torch.compile(torch.func.grad(lambda v: loss(v, "chunked")), backend="aot_eager")
+    with pytest.raises(ValueError, match="forward-mode"):
+        refused(vector)
+
+
 SCORING = [
     tisa.TISA, tisa.TISAv2, tisa.T5Buckets, tisa.ALiBi, tisa.KerpleLog, tisa.KerplePower,
     tisa.NearFar,

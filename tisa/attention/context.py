@@ -17,16 +17,14 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
 
 def forward_mode() -> bool:
     """Whether forward-mode derivatives (jvp) are being taken."""
-    if torch.compiler.is_compiling():
-        return False
     return torch.autograd.forward_ad._current_level >= 0
 
 
 def transformed() -> bool:
     """Whether torch.func or forward-mode derivatives look into the call."""
-    if torch.compiler.is_compiling():
-        return False
-    return forward_mode() or torch._C._functorch.peek_interpreter_stack() is not None
+    # Not `is not None`: torch.compile wraps what it finds, and finds something where there is None.
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    return forward_mode() or isinstance(interpreter, torch._C._functorch.CInterpreter)
 
 
 def plain(*tensors: object) -> bool:
