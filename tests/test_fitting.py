@@ -107,6 +107,15 @@ def test_flat_curves_and_one_offset(curve):
     torch.testing.assert_close(one.curve(torch.tensor([0])), torch.tensor([[2.5]]).double())
 
 
+@pytest.mark.parametrize("span", [11, 101, 1023])
+def test_a_flat_curve_is_explained_by_the_constant(span):
+    # Rounding must not decide: a flat head has R² 1, at every height and length.
+    curves = torch.randn(20, 1).expand(20, span)
+    offsets = torch.arange(span) - span // 2
+    nothing = fit_kernels(curves, offsets, 0)
+    assert (explained(curves, offsets, nothing, up_to_constant=True) == 1).all()
+
+
 def test_long_ranges_and_one_sided_ones():
     past = torch.arange(-1023, 1)
     truth = known([[4.0, 1e-4, -100.0], [3.0, 1.0, -2.0]])

@@ -107,9 +107,12 @@ def explained(
     if up_to_constant:
         left = left - (w * left).sum(-1, keepdim=True)
     around_mean = y - (w * y).sum(-1, keepdim=True)
-    missed, total = ((w * part**2).sum(-1) for part in (left, around_mean))
-    tiny = torch.finfo(torch.float64).tiny
-    return torch.where(missed <= tiny, 1.0, 1 - missed / total.clamp_min(tiny))
+    missed, total, size = ((w * part**2).sum(-1) for part in (left, around_mean, y))
+    limits = torch.finfo(torch.float64)
+    # Subtracting its mean from a flat curve leaves rounding, of which nothing can be explained.
+    rounding = (16 * limits.eps) ** 2 * size
+    exact = missed <= rounding.clamp_min(limits.tiny)
+    return torch.where(exact, 1.0, 1 - missed / total.clamp_min(limits.tiny))
 
 
 class _Problem:
