@@ -205,6 +205,15 @@ def test_state_dict_round_trip_and_pickle(scoring):
     assert torch.equal(copy(7), scoring(7))
 
 
+def test_parameters_can_be_assigned_to_a_skeleton(scoring):
+    weights, expected = scoring.state_dict(), scoring(7)
+    skeleton = torch.nn.Sequential(pickle.loads(pickle.dumps(scoring)).to("meta"))
+    skeleton.load_state_dict({f"0.{name}": p for name, p in weights.items()}, assign=True)
+    assert torch.equal(skeleton[0](7), expected)
+    bands = skeleton[0].band(torch.float32), scoring.band(torch.float32)
+    assert bands == (None, None) or torch.equal(*bands)
+
+
 def test_moves_to_another_device(scoring):
     scoring.to("meta")
     assert scoring(5).device.type == "meta"

@@ -11,7 +11,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -121,6 +121,16 @@ class ScoringFunction(nn.Module, ABC):
             return moved
 
         return super()._apply(at_least_float32, recurse)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+        # Built on "meta" and given its parameters: the place is in no checkpoint and follows them.
+        if self._place.is_meta and local_metadata.get("assign_to_params_buffers", False):
+            devices = [p.device for p in self.parameters(recurse=False)]
+            device = devices[0] if devices else torch.device("cpu")
+            self._place = torch.empty(0, dtype=self._place.dtype, device=device)
 
 
 def head_parameter(*shape: int) -> nn.Parameter:
