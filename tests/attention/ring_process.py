@@ -70,6 +70,16 @@ def model(position, is_causal, balanced):
         torch.testing.assert_close(summed(p.grad), wanted[name], atol=2e-4, rtol=1e-3)
 
 
+def second_derivative():
+    ring = Ring(LENGTH)
+    query, *others = torch.randn(3, 1, 2, LENGTH // ring.processes, 8).unbind()
+    query.requires_grad_()
+    loss = ring_attention(query, *others, None, ring).square().sum()
+    (gradient,) = torch.autograd.grad(loss, query, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.square().sum().backward()
+
+
 def refusals():
     ring = Ring(LENGTH)
     part = torch.randn(1, 2, LENGTH // ring.processes, 8)
@@ -99,6 +109,7 @@ def main():
     for position, is_causal in (("tisa", False), ("rotary", True), ("near-far", True),
                                 ("absolute", False), ("t5", True)):  # fmt: skip
         model(position, is_causal, balanced=is_causal)
+    second_derivative()
     refusals()
     print(f"rank {dist.get_rank()}: all as it should be", flush=True)
     dist.destroy_process_group()

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 
 from tisa.attention.api import attention
 from tisa.offsets import span
@@ -156,7 +157,9 @@ class _RingAttention(torch.autograd.Function):
         ctx.ring, ctx.how = ring, how
         return whole
 
+    # Without it, a second derivative would silently be 0.
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         query, key, value, scores, band, whole, total = ctx.saved_tensors
         ring, how, exact = ctx.ring, ctx.how, total.dtype
