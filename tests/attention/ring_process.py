@@ -70,6 +70,20 @@ def model(position, is_causal, balanced):
         torch.testing.assert_close(summed(p.grad), wanted[name], atol=2e-4, rtol=1e-3)
 
 
+def autocasting():
+    torch.manual_seed(0)
+    whole, vector = torch.randn(3, 1, 2, LENGTH, 8), torch.randn(2, 2 * LENGTH - 1)
+    ring = Ring(LENGTH)
+    mine = [ring.shard(x, 2).requires_grad_() for x in whole]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ring_attention(*mine, vector, ring)
+        expected = tisa.attention(*whole, vector)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(found, ring.shard(expected, 2), atol=0.02, rtol=0.02)
+    found.sum().backward()
+    assert all(x.grad.dtype == torch.float32 for x in mine)
+
+
 def second_derivative():
     ring = Ring(LENGTH)
     query, *others = torch.randn(3, 1, 2, LENGTH // ring.processes, 8).unbind()
@@ -109,6 +123,7 @@ def main():
     for position, is_causal in (("tisa", False), ("rotary", True), ("near-far", True),
                                 ("absolute", False), ("t5", True)):  # fmt: skip
         model(position, is_causal, balanced=is_causal)
+    autocasting()
     second_derivative()
     refusals()
     print(f"rank {dist.get_rank()}: all as it should be", flush=True)

@@ -24,6 +24,8 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from tisa.attention.api import attention
+from tisa.attention.context import autocast_enabled
+from tisa.attention.validation import autocast
 from tisa.offsets import span
 from tisa.shapes import Float, Int, Int32, Tensor
 
@@ -127,6 +129,9 @@ def ring_attention(
             f"ring_attention: offset_scores must span the whole sequence, {wanted} offsets, got "
             f"{offset_scores.shape[-1]}; call the scoring function with {ring.length}"
         )
+    if autocast_enabled(query.device):
+        # Here, because the backward pass runs outside of autocast and must compute the same.
+        query, key, value = (autocast(x) for x in (query, key, value))
     how = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "backend": backend}
     found: Tensor = _RingAttention.apply(query, key, value, offset_scores, band, ring, how)
     return found

@@ -49,7 +49,7 @@ def checked_call(
             "call the scoring function with the lengths: scoring(queries, keys)",
         )
     if autocast_enabled(query.device):
-        query, key, value = (_autocast(x) for x in (query, key, value))
+        query, key, value = (autocast(x) for x in (query, key, value))
     _check_sequences(query, key, value, packed=packed, enable_gqa=enable_gqa)
     _check_number("dropout_p", dropout_p, "0 switches dropout off")
     if scale is not None:
@@ -113,7 +113,7 @@ def _check_number(argument: str, value: object, remedy: str) -> None:
         _refuse(argument, "a number", repr(value), remedy, TypeError)
 
 
-def _autocast(tensor: Tensor) -> Tensor:
+def autocast(tensor: Tensor) -> Tensor:
     """Return the tensor in autocast's dtype, as PyTorch's own attention takes it."""
     if not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
