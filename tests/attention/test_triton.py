@@ -3,6 +3,7 @@
 On a GPU test_gpu.py runs them as they are; test_triton_compiled.py compiles them without one.
 """
 
+import sys
 from itertools import product
 
 import pytest
@@ -363,6 +364,15 @@ def test_a_negative_scale_and_scores_of_minus_infinity():
         out = tisa.attention(*qkv, vector, backend="triton", **options)
         exact = tisa.attention(*(x.double() for x in qkv), vector, backend="reference", **options)
         torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["reference", "chunked", "sdpa", "triton"])
+def test_a_window_without_an_end(name):
+    qkv, vector = [torch.randn(1, 2, 20, 16) for _ in range(3)], torch.randn(2, 39)
+    expected = tisa.attention(*qkv, vector, backend=name)
+    for window in (2**31, sys.maxsize, 10**30):
+        found = tisa.attention(*qkv, vector, window=window, backend=name)
+        assert torch.equal(found, expected)
 
 
 def test_refusals_give_a_reason():

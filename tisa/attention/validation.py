@@ -214,6 +214,8 @@ def _checked_window(window: int | Window | None) -> Window:
             window,
             "None means without limit",
         )
+    # Farther than any sequence is without limit; kernels count places in 32 bits.
+    left, right = (None if side is None or side >= 2**30 else side for side in (left, right))
     return left, right
 
 
