@@ -393,6 +393,12 @@ def test_without_safetensors_the_extra_is_named(tmp_path, monkeypatch):
             ),
             "made for hidden_size 16 and num_attention_heads 2, got 16 and 4",
         ),
+        (
+            lambda: tisa.SelfAttention(
+                16, 2, position=build_position("t5", PositionConfig(16, 2)), is_causal=True
+            ),
+            "made for is_causal=True, got False",
+        ),
     ],
 )
 def test_errors_say_what_to_do(wrong, error):

@@ -63,6 +63,12 @@ class SelfAttention(nn.Module):
                 f"SelfAttention: position must be made for hidden_size {hidden_size} and "
                 f"num_attention_heads {num_attention_heads}, got {sizes[0]} and {sizes[1]}"
             )
+        if position.config.is_causal != is_causal:
+            # T5's buckets and TUPE's special first token are other ones in a decoder.
+            raise ValueError(
+                f"SelfAttention: position must be made for is_causal={is_causal}, got "
+                f"{position.config.is_causal}; it is set in its PositionConfig"
+            )
         if not 0 <= layer < position.config.num_hidden_layers:
             raise ValueError(
                 f"SelfAttention: layer must lie in 0 … {position.config.num_hidden_layers - 1} "
