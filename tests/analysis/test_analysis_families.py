@@ -203,30 +203,6 @@ def test_kernels_of_converted_models_are_read_as_they_are(tmp_path):
     assert curves[3].amplitude is None
 
 
-@pytest.mark.parametrize(
-    "family", ["BERT", "BERT as decoder", "GPT-2", "OPT", "GPT-BigCode", "tisa.encoder"]
-)
-def test_curves_of_decoders_end_at_0(family, tmp_path):
-    """No query sees a later key: what f(k) would be there is nobody's."""
-    import tisa.encoder
-    import tisa.hf
-
-    causal = family != "BERT"
-    if family == "tisa.encoder":
-        config = tisa.TransformerConfig(
-            vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
-            position="tisa", is_causal=True,
-        )  # fmt: skip
-        tisa.encoder.save(tisa.Transformer(config), tmp_path)
-    else:
-        model = model_of(family.removesuffix(" as decoder"))
-        model.config.is_decoder = family == "BERT as decoder"
-        tisa.hf.convert(model, positions="keep", init="reference").save_pretrained(tmp_path)
-    curves = read_curves(read_checkpoint(tmp_path), reach=30)
-    assert curves
-    assert {int(c.offsets[-1]) for c in curves} == {0 if causal else 30}
-
-
 @pytest.mark.parametrize("sharded", [False, True])
 def test_pickles_and_shards_hold_the_same(tmp_path, sharded):
     model = model_of("BERT")

@@ -77,6 +77,41 @@ def test_what_is_said_of_the_gate_and_of_the_block():
     assert f"rows of 512: {schedule['loss']:.2f}, and {control['loss']:.2f} for" in page
 
 
+def test_what_is_said_of_floater_of_tables_and_of_speed():
+    page = " ".join((ROOT / "docs/results.md").read_text().split())
+    half, quarter = (
+        {
+            g.label: f"{g.mean:.2f}"
+            for g in groups_of(read_records(FOLDER / f"{name}/records.jsonl"))
+        }
+        for name in ("floater-5e-4", "floater-2.5e-4")
+    )
+    flow = "floater stride=4"
+    assert f"ends at {half[flow]}, where absolute positions have {half['absolute']}" in page
+    assert f"and TISA {half['tisa']} (" in page
+    assert f"a quarter {quarter[flow]}, {quarter['absolute']} and {quarter['tisa']} (" in page
+    said = (FOLDER / "floater-1e-3.txt").read_text()
+    for steps in (649, 702):
+        assert f"nan at step {steps};" in said
+        assert f"after {steps}" in page
+    tables = {
+        (r["config"]["position"], r["config"]["seed"]): {
+            e["step"]: f"{e['position']['r2_off_diagonal']:.2f}" for e in r["evaluations"]
+        }
+        for r in read_records(FOLDER / "encoder-wide/records.jsonl")
+        if r["config"]["position"] in ("absolute", "tupe-a")
+    }
+    first, second = tables["absolute", 0], tables["absolute", 1]
+    assert first[200] == second[200] == "0.02"
+    assert f"rises to {second[600]} and {first[600]} by step 600" in page
+    assert f"hardly further: {second[2000]} and {first[2000]} at the end" in page
+    assert {tables["tupe-a", seed][2000] for seed in (0, 1)} == {"0.75"}
+    rows = json.loads((FOLDER / "throughput-512x4.json").read_text())["rows"]
+    told = [f"{rows[name]['p50_ms']:.2f}" for name in ("tisa", "absolute")]
+    assert f"({told[0]} and {told[1]} ms, " in page
+    assert f"takes {rows['tisa']['ratio_to_absolute']:.2f} times as long" in page
+
+
 def test_the_rows_in_the_readme():
     readme = (ROOT / "README.md").read_text()
     found = {g.label: g for g in groups_of(read_records(FOLDER / "encoder-wide/records.jsonl"))}
