@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch._dynamo
 
 from tisa.experiments.pretrain.batches import Phase, steps
 from tisa.experiments.pretrain.config import PretrainConfig
@@ -44,6 +45,9 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     corpus = Prepared(arguments.data)
+    # All in one process: past eight models of one class dynamo would go on without compiling.
+    torch._dynamo.config.recompile_limit = 100
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     racers, found = {}, {}
     for method in arguments.methods.split(","):
         config = PretrainConfig(

@@ -319,6 +319,17 @@ def test_a_compiled_run_goes_on(corpus, tmp_path):
     assert load(out / "model").config.position == "tisa"
 
 
+@pytest.mark.full
+@pytest.mark.unchecked
+def test_earlier_runs_in_this_process_do_not_keep_one_from_being_compiled(corpus, tmp_path):
+    settings = Settings(**vars(SETTINGS) | {"compile": True})
+    # What one run needs: its first shape, then any.
+    with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
+        for method in ("none", "absolute", "rotary"):
+            config = PretrainConfig(**SIZES | {"position": method})
+            assert run(config, corpus, tmp_path / method, settings=settings) is not None
+
+
 def test_fewer_documents_than_processes(tmp_path):
     (tmp_path / "corpus.txt").write_text("one document alone " * 40)
     corpus = Streamed(Source((str(tmp_path / "corpus.txt"),)), Bytes())

@@ -67,6 +67,8 @@ def accelerator_for(settings: Settings, out: Path) -> Any:
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=False)
     more: dict[str, Any] = {}
     if settings.compile:
+        # The models of earlier runs in this process count too: the ninth would train uncompiled.
+        torch.compiler.reset()
         more["dynamo_plugin"] = accelerate.utils.TorchDynamoPlugin(
             backend="inductor", mode=settings.compile_mode
         )
