@@ -107,6 +107,19 @@ def test_rotary_equals_transformers():
         torch.testing.assert_close(ours.rotate(found, prepared).transpose(1, 2), theirs_)
 
 
+def test_rotary_is_exact_a_million_tokens_away():
+    rotary = build_position("rotary", PositionConfig(hidden_size=64, num_attention_heads=1))
+    prepared = rotary.prepare(places_of(3, query_start=1_000_000))
+    ones = torch.ones(3, 1, 64)
+    angle = torch.arange(1_000_000, 1_000_003).double()[:, None] / 10000 ** (
+        torch.arange(32).double() / 32
+    )
+    expected = torch.cat((angle.cos() - angle.sin(), angle.sin() + angle.cos()), dim=-1)[:, None]
+    # In float32 the angle itself is wrong by up to 0.03.
+    torch.testing.assert_close(rotary.rotate(ones, prepared).double(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(rotary.rotate(ones.double(), prepared), expected, atol=1e-8, rtol=0)
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_t5_equals_transformers(is_causal):
     from transformers import T5Config

@@ -2,6 +2,7 @@
 
   base.py          the interface: hooks at every place where position can enter
   from_scoring.py  methods that are a function of the offset, made of a scoring function
+  angles.py        what sinusoidal and rotary embeddings have in common
 
 `METHODS` names the others.
 """

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from tisa.positions.angles import angles_of
 from tisa.positions.base import Places, Position, PositionConfig, Prepared
 from tisa.shapes import Float, Tensor
 
@@ -30,22 +31,18 @@ class Rotary(Position):
         self.base = base
         self.interleaved = interleaved
 
-    def shared(
-        self, places: Places
-    ) -> tuple[Float[Tensor, "tokens one pairs"], Float[Tensor, "tokens one pairs"]]:
-        """Return cosines and sines of every position's angles, float64 inside."""
+    def shared(self, places: Places) -> Float[Tensor, "tokens one pairs"]:
+        """Return every position's angles."""
         width = self.config.head_size
-        pair = torch.arange(0, width, 2, device=places.positions.device, dtype=torch.float64)
-        rates = torch.exp(pair * (-math.log(self.base) / width))
-        angles = places.positions.double().unsqueeze(-1) * rates
-        return angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+        return angles_of(places.positions, width, base=self.base).unsqueeze(1)
 
     def rotate(
         self, heads: Float[Tensor, "*batch tokens heads dim"], prepared: Prepared
     ) -> Float[Tensor, "*batch tokens heads dim"]:
         """Return the queries or keys rotated, computed in float32 or better."""
         dtype = torch.promote_types(heads.dtype, torch.float32)
-        cosines, sines = (x.to(dtype) for x in prepared.shared)
+        angles = prepared.shared.to(dtype)
+        cosines, sines = angles.cos(), angles.sin()
         inner = heads.to(dtype)
         if self.interleaved:
             first, second = inner[..., 0::2], inner[..., 1::2]

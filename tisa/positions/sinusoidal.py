@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from tisa.positions.angles import angles_of
 from tisa.positions.base import Places, Position, PositionConfig, Prepared
 from tisa.shapes import Float, Tensor
 
@@ -25,10 +26,7 @@ class Sinusoidal(Position):
     def shared(self, places: Places) -> Float[Tensor, "tokens width"]:
         """Return the embedding of every position, float64 inside."""
         width = self.config.embedding_width
-        pair = torch.arange(0, width, 2, device=places.positions.device, dtype=torch.float64)
-        angles = places.positions.double().unsqueeze(-1) * torch.exp(
-            pair * (-math.log(10000.0) / width)
-        )
+        angles = angles_of(places.positions, width)
         waves = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[:, :width]
         return waves * self.scale
 
