@@ -1,15 +1,20 @@
-"""Tables and figures from the records of `tisa pretrain` runs.
+"""Tables and figures from the records of `tisa pretrain` and `tisa extrapolate` runs.
 
     python3 runs/pretrain_report.py gate FOLDER
     python3 runs/pretrain_report.py report FOLDER --out FOLDER
+    python3 runs/pretrain_report.py far FILE FILE … --out FOLDER
 
 FOLDER has a folder for each run, as runs/pretrain_grid.py leaves them (or its archive, unpacked),
-or is the file records.jsonl that `report` writes.
+or is the file records.jsonl that `report` writes. `far` joins what `tisa extrapolate` wrote about
+the same windows, files extrapolation.json.
 """
 
 import argparse
+import json
 from pathlib import Path
 
+from tisa.experiments.extrapolation.report import together, write
+from tisa.experiments.extrapolation.tables import markdown as far_tables
 from tisa.experiments.pretrain.summary import (
     gate,
     groups_of,
@@ -22,29 +27,47 @@ from tisa.experiments.pretrain.summary import (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["gate", "report"])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("what", choices=["gate", "report", "far"])
+    parser.add_argument("of", type=Path, nargs="+")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    records = read_records(arguments.folder)
+    if arguments.what == "far":
+        print(far(arguments.of, arguments.out))
+        return
+    if len(arguments.of) > 1:
+        parser.error(f"{arguments.what} takes one folder, got {len(arguments.of)}")
+    print(pretrained(arguments.what, arguments.of[0], arguments.out))
+
+
+def far(files: list[Path], out: Path | None) -> str:
+    """Return the tables of all files as one."""
+    record = together([json.loads(file.read_text()) for file in files])
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write(record, out)
+    return far_tables(record)
+
+
+def pretrained(what: str, folder: Path, out: Path | None) -> str:
+    """Return the tables of a folder's runs."""
+    records = read_records(folder)
     groups = groups_of(records)
     text = markdown(groups)
-    if arguments.what == "gate":
+    if what == "gate":
         found = gate(groups)
-        text += (
+        return text + (
             f"\nnone − absolute: {found['difference']:+.4f}, spread over seeds "
             f"{found['spread']:.4f}: {found['ratio']:.1f} times: "
             f"{'passed' if found['passed'] else 'NOT passed'} (5 wanted)\n"
         )
-    else:
-        text += "\n" + tables_over_time(groups)
-        if arguments.out is not None:
-            from tisa.experiments.pretrain.figures import write_figures
+    text += "\n" + tables_over_time(groups)
+    if out is not None:
+        from tisa.experiments.pretrain.figures import write_figures
 
-            write_figures(groups, arguments.folder, arguments.out)
-            (arguments.out / "tables.md").write_text(text)
-            (arguments.out / "records.jsonl").write_text(lines_of(records))
-    print(text)
+        write_figures(groups, folder, out)
+        (out / "tables.md").write_text(text)
+        (out / "records.jsonl").write_text(lines_of(records))
+    return text
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from tisa.encoder import LanguageModel, TransformerConfig
 from tisa.experiments.extrapolation import tables
 from tisa.experiments.extrapolation.figure import figure
 from tisa.experiments.extrapolation.measuring import measured, position_bins
+from tisa.experiments.extrapolation.report import together, write
 from tisa.experiments.extrapolation.tables import markdown
 from tisa.experiments.extrapolation.windows import long_documents, windows
 from tisa.experiments.pretrain.config import PretrainConfig
@@ -87,6 +88,44 @@ def test_a_table_that_ends_is_told_and_not_an_error():
     )
     assert ["loss" in row for row in rows] == [True, True, False, False]
     assert "at most 16 tokens" in rows[-1]["refused"]
+
+
+def record_of(rows, label="tisa", seed=0, **more):
+    run_ = {"label": label, "folder": f"{label}-{seed}", "seed": seed, "rows": rows}
+    return {"kind": "extrapolation", "trained_at": 16, "objective": "causal", "stride": 256,
+            "documents": 1, "tokens": 200, "runs": [run_], "surroundings": {}} | more  # fmt: skip
+
+
+def test_a_model_that_breaks_down_past_its_length_is_told(tmp_path):
+    documents = [np.arange(200, dtype=np.uint16) % 26 + 97]
+    model, said = model_of(position="tisa", is_causal=True), []
+    rows = measured(model, documents, Bytes.vocabulary, [16])
+    model.transformer.blocks[0].attention.output.bias.data.fill_(torch.nan)
+    rows += measured(model, documents, Bytes.vocabulary, [32], progress=said.append)
+    assert said == ["whole 32: perplexity nan", "sliding 32: perplexity nan"]
+    assert [row["loss"] is None for row in rows] == [False, False, True, True]
+    write(record_of(rows), tmp_path)
+    # Python alone would read NaN.
+    json.loads((tmp_path / "extrapolation.json").read_text(), parse_constant=pytest.fail)
+    assert "| nan | – |" in (tmp_path / "extrapolation.md").read_text()
+    assert [len(axis.lines) for axis in figure(record_of(rows)).axes] == [2, 2, 2]
+
+
+def test_records_of_the_same_windows_are_joined():
+    def rows(loss):
+        return [{"length": 16, "mode": "whole", "loss": loss, "by_position": [[0, 16, loss, 9]]}]
+
+    first, second = record_of(rows(1.0), seed=1), record_of(rows(1.2), seed=0)
+    other = record_of(rows(1.5), label="rotary")
+    joined = together([first, other, second])
+    assert [(r["label"], r["seed"]) for r in joined["runs"]] == [
+        ("rotary", 0), ("tisa", 0), ("tisa", 1),
+    ]  # fmt: skip
+    assert "| tisa | 3.00 (2.72–3.32) | 1.00 |" in markdown(joined)
+    with pytest.raises(ValueError, match="tisa, seed 1, is in two of the records; leave one out"):
+        together([first, first])
+    with pytest.raises(ValueError, match=r"tokens must be the same in all records, got \[200, 7\]"):
+        together([first, record_of(rows(1.0), tokens=7)])
 
 
 def test_documents_that_are_too_short():

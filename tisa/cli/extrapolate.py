@@ -40,13 +40,13 @@ def command(
 
     from tisa.cli.device import checked
     from tisa.experiments.criteria.figure import require_matplotlib
-    from tisa.experiments.extrapolation.figure import figure
     from tisa.experiments.extrapolation.measuring import (
         check_vocabulary,
         measured,
         own_tokenizer,
         run_folder,
     )
+    from tisa.experiments.extrapolation.report import write
     from tisa.experiments.extrapolation.tables import markdown
     from tisa.experiments.extrapolation.windows import long_documents
     from tisa.experiments.pretrain.corpus import head
@@ -115,11 +115,8 @@ def command(
             {"label": label, "folder": folder.name, "seed": config["seed"], "rows": rows}
         )
     if out is not None:
-        text = json.dumps(record, ensure_ascii=False) + "\n"
-        (out / "extrapolation.json").write_text(text, encoding="utf-8")
-        (out / "extrapolation.md").write_text(markdown(record), encoding="utf-8")
-        figure(record).savefig(out / "extrapolation.png", dpi=130)
-    print(json.dumps(record, ensure_ascii=False) if as_json else markdown(record))
+        write(record, out)
+    print(json.dumps(record, ensure_ascii=False, allow_nan=False) if as_json else markdown(record))
 
 
 def _tell(name: str, line: str) -> None:

@@ -70,7 +70,10 @@ def measured(
     bf16: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
-    """Return one row for each length and mode: loss, perplexity, loss by position, memory."""
+    """Return one row for each length and mode: loss, perplexity, loss by position, memory.
+
+    A loss that is no number is None.
+    """
     rows = []
     for length in lengths:
         for mode in modes:
@@ -93,10 +96,10 @@ def measured(
             row["seconds"] = time.monotonic() - began
             if device.type == "cuda":
                 row["peak_memory"] = torch.cuda.max_memory_allocated(device)
-            progress(
-                f"{mode} {length:,}: "
-                + (f"perplexity {row['perplexity']:.2f}" if "loss" in row else "refused")
-            )
+            told = "refused"
+            if "refused" not in row:
+                told = f"perplexity {row['perplexity'] or math.nan:.2f}"
+            progress(f"{mode} {length:,}: {told}")
             rows.append(row)
     return rows
 
@@ -144,15 +147,20 @@ def _losses(
         np.add.at(sums[:, 1], bins, 1)
     loss = float(sums[:, 0].sum() / sums[:, 1].sum())
     return {
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
+        "loss": _number(loss),
+        "perplexity": _number(math.exp(min(loss, 700.0))),
         "tokens": int(sums[:, 1].sum()),
         "by_position": [
-            [int(start), int(end), float(total / count), int(count)]
+            [int(start), int(end), _number(total / count), int(count)]
             for start, end, (total, count) in zip(edges[:-1], edges[1:], sums, strict=True)
             if count
         ],
     }
+
+
+def _number(value: float) -> float | None:
+    """Return it as JSON knows it: None where a model has broken down."""
+    return float(value) if math.isfinite(value) else None
 
 
 def _shown(

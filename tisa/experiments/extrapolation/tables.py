@@ -17,8 +17,8 @@ def by_method(record: dict[str, Any], mode: str) -> dict[str, dict[int, list[dic
 
 
 def mean_loss(rows: list[dict[str, Any]]) -> float | None:
-    """Return the mean loss over seeds, None where a run was refused."""
-    losses = [row["loss"] for row in rows if "loss" in row]
+    """Return the mean loss over seeds, None where a run was refused or has no number."""
+    losses = [row["loss"] for row in rows if row.get("loss") is not None]
     return statistics.fmean(losses) if len(losses) == len(rows) and losses else None
 
 
@@ -55,7 +55,7 @@ def _cell(rows: list[dict[str, Any]]) -> str:
     """Return the perplexity of the mean loss; of several seeds also the best and the worst."""
     mean = mean_loss(rows)
     if mean is None:
-        return "–"
+        return "nan" if any("loss" in row for row in rows) else "–"
     each = [shown(math.exp(min(row["loss"], 700))) for row in sorted(rows, key=lambda r: r["loss"])]
     return shown(math.exp(min(mean, 700))) + (f" ({each[0]}–{each[-1]})" if len(each) > 1 else "")
 
