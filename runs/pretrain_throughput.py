@@ -22,7 +22,7 @@ from tisa.experiments.pretrain.config import PretrainConfig
 from tisa.experiments.pretrain.corpus import Prepared
 from tisa.experiments.pretrain.model import WithLoss, build, parameter_groups
 from tisa.experiments.pretrain.throughput import peak_flops, step_flops
-from tisa.experiments.record import surroundings
+from tisa.experiments.record import command_line, surroundings
 
 EACH = 5  # steps in a round
 # As in the other runs.
@@ -89,7 +89,7 @@ def main() -> None:
         "embedding": arguments.embedding,
         "layers": arguments.layers,
         "norm": arguments.norm,
-        "surroundings": surroundings(" ".join(["python3", *sys.argv]), device),
+        "surroundings": surroundings(command_line("python3", sys.argv[0]), device),
     }  # fmt: skip
     arguments.out.mkdir(parents=True, exist_ok=True)
     name = f"throughput-{arguments.hidden}x{arguments.layers}-{arguments.batch_tokens}.json"

@@ -1,7 +1,6 @@
 """`tisa criteria`: the paper's Table 1, measured."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,13 +38,14 @@ def command(
     from tisa.experiments.criteria.sensitivity import variations as others
     from tisa.experiments.criteria.settings import Settings
     from tisa.experiments.criteria.table import ordered, run
+    from tisa.experiments.record import command_line
 
     if out is not None:
         # Before the minute of measuring, not after it.
         require_matplotlib()
         out.mkdir(parents=True, exist_ok=True)
     names = ordered(None if methods is None else [m.strip() for m in methods.split(",")])
-    shown = " ".join(["tisa", *sys.argv[1:]])
+    shown = command_line()
     columns = (TextColumn("{task.description:46}"), BarColumn(), MofNCompleteColumn(),
                TimeElapsedColumn())  # fmt: skip
     # On standard error: what is piped on is the result alone.

@@ -67,13 +67,14 @@ def command(
     from rich.console import Console
 
     from tisa.demo.story import tell
+    from tisa.experiments.record import command_line
 
     console = Console(stderr=True, highlight=False)
     try:
         with _Bars(console) as bars:
             demo = tell(
                 out, settings, cache=cache, model=model, offline=offline, fresh=fresh,
-                command=" ".join(["tisa", *sys.argv[1:]]), progress=bars.show,
+                command=command_line(), progress=bars.show,
             )  # fmt: skip
     except KeyboardInterrupt:
         console.print(f"Finished chapters are kept in {out}; the same command goes on from there.")

@@ -52,7 +52,7 @@ def command(
     from tisa.experiments.pretrain.corpus import head
     from tisa.experiments.pretrain.opening import opened
     from tisa.experiments.pretrain.summary import label_of
-    from tisa.experiments.record import surroundings
+    from tisa.experiments.record import command_line, surroundings
 
     wanted = _numbers(lengths)
     # Each once: rows of a mode that was measured twice would be taken for seeds.
@@ -101,7 +101,7 @@ def command(
         "documents": len(documents),
         "tokens": sum(len(document) for document in documents),
         "runs": [],
-        "surroundings": surroundings(" ".join(["tisa", *sys.argv[1:]]), place),
+        "surroundings": surroundings(command_line(), place),
     }
     for folder, (model, config, _) in zip(runs, loaded, strict=True):
         label = label_of(config)

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,6 +114,7 @@ def command(
         identity_of,
         run,
     )
+    from tisa.experiments.record import command_line
 
     if prepare is not None:
         made = prepared_by(
@@ -159,7 +159,7 @@ def command(
         try:
             record = run(
                 config, corpus, out, valid=held_out, settings=settings, view=view,
-                command=" ".join(["tisa", *sys.argv[1:]]), stop=stopping,
+                command=command_line(), stop=stopping,
                 save_tokenizer=save_tokenizer,
             )  # fmt: skip
         finally:

@@ -1,7 +1,6 @@
 """`tisa probes`: tasks that only positions solve, at the training length and past it."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +44,7 @@ def command(
     from tisa.experiments.probes.race import RACERS, ProbeConfig, names_of, race
     from tisa.experiments.probes.tables import markdown
     from tisa.experiments.probes.tasks import TASKS
+    from tisa.experiments.record import command_line
     from tisa.positions import METHODS
 
     checked(device)
@@ -60,7 +60,7 @@ def command(
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task_bar = bar.add_task("", total=len(chosen) * len(asked), completed=-1)
         record = race(
-            config, chosen, asked, device=device, command=" ".join(["tisa", *sys.argv[1:]]),
+            config, chosen, asked, device=device, command=command_line(),
             progress=lambda method, task: bar.update(
                 task_bar, advance=1, description=f"{task}: {method}"
             ),

@@ -1,7 +1,9 @@
 """What every record says about where, when and from what it was made."""
 
 import platform
+import shlex
 import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,11 @@ def surroundings(command: str, device: torch.device) -> dict[str, Any]:
         "machine": platform.machine(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
+
+
+def command_line(*program: str) -> str:
+    """Return the command that runs now (`tisa` unless told), quoted for a shell to run it again."""
+    return shlex.join([*(program or ("tisa",)), *sys.argv[1:]])
 
 
 def _git(*arguments: str) -> str | None:

@@ -3,7 +3,6 @@
 import importlib.metadata
 import logging
 import math
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ from tisa.experiments.glue.record import Record
 from tisa.experiments.glue.starts import start_of
 from tisa.experiments.glue.tasks import Task, task_named
 from tisa.experiments.glue.trainer import CellTrainer, Progress, Row, length_of
-from tisa.experiments.record import surroundings
+from tisa.experiments.record import command_line, surroundings
 from tisa.hf.parameters import is_score
 
 # The names that dropout has in the configs of the models.
@@ -180,7 +179,7 @@ def is_bf16(device: torch.device) -> bool:
 def made_on(device: torch.device) -> dict[str, Any]:
     """Return what a record says of where it was made, and with what."""
     return {
-        **surroundings(" ".join(["tisa", *sys.argv[1:]]), device),
+        **surroundings(command_line(), device),
         **{name: importlib.metadata.version(name) for name in PACKAGES},
         "precision": "bf16" if is_bf16(device) else "float32",
         "threads": torch.get_num_threads(),
