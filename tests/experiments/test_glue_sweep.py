@@ -263,7 +263,9 @@ def test_the_command_in_this_process_and_in_a_pool(real, tmp_path):
     lines = before.decode().splitlines()
     assert json.loads(answer.stdout) == [json.loads(line) for line in lines]
     assert (alone / "records.jsonl").read_bytes() == before
-    again = [*real, *tasks, "--out", str(alone), "--dry-run"]
+    # Shells complete a folder's name with a slash.
+    slashed = [f"{word}/" if word == real[1] else word for word in real]
+    again = [*slashed, *tasks, "--out", str(alone), "--dry-run"]
     assert "0 cells to run" in CliRunner().invoke(cli.app(), again).stdout
     plan = json.loads(CliRunner().invoke(cli.app(), [*again, "--json"]).stdout)
     assert [(line["cells"], line["done"]) for line in plan] == [(1, 1)] * 2

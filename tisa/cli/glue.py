@@ -136,8 +136,10 @@ def command(
     for option, given in (("MODEL", model), ("--tasks", tasks)):
         if not _parts(given):
             raise ValueError(f"{option}: expected names with commas between them, got {given!r}")
+    # A shell that completes a folder's name adds a slash: the same model, and the same cells.
+    models = [part.rstrip("/") or part for part in _parts(model)]
     cells = grid(
-        _parts(model),
+        models,
         _parts(tasks),
         kernels=_whole("--kernels", kernels),
         positions=_chosen("--positions", positions, ("keep", "replace")),
@@ -164,7 +166,7 @@ def command(
     several = workers if executor in ("pool", "ray") else 1
     together = None
     if executor == "stacked":
-        check_stackable(_parts(model))
+        check_stackable(models)
         together = partial(stacks, size=stack)
     if dry_run and as_json:
         print(json.dumps([asdict(line) for line in lines]))
