@@ -318,6 +318,25 @@ def as_a_program(arguments):
     cli.app()(arguments, standalone_mode=False)
 
 
+def heard(cell, settings, progress):
+    return RuntimeError(str(signal.getsignal(signal.SIGINT)))
+
+
+def test_ctrl_c_is_for_the_command_alone(monkeypatch):
+    """A terminal sends it to every process: those of a pool would each print where they were."""
+    monkeypatch.setattr(executors, "outcome", heard)
+    before = signal.getsignal(signal.SIGINT)
+    pool = executors.Pool(Settings(), 1)
+    (cell,) = grid(["bert"], ["cola"], rows=["baseline"], seeds=[0])
+    pool.submit(cell)
+    assert signal.getsignal(signal.SIGINT) is before
+    ended = []
+    while not ended:
+        ended = pool.collect()
+    pool.close()
+    assert str(ended[0][1]) == str(signal.SIG_IGN)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("executor", "kills"), [("in-process", 20), ("pool", 4), ("stacked", 6)])
 def test_the_command_killed_at_random_moments(real, tmp_path, executor, kills):

@@ -5,10 +5,13 @@ An executor is given cells while it has room for more, and asked for what is fin
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -112,7 +115,8 @@ class Pool:
                 initializer=_begin,
                 initargs=(os.getpid(), torch.get_num_threads()),
             )
-        self._running[self._started.submit(outcome, cell, self.settings, None)] = cell
+        with _deaf_to_ctrl_c():
+            self._running[self._started.submit(outcome, cell, self.settings, None)] = cell
 
     def collect(self) -> list[Finished]:
         """Return the cells that have ended; those of a process that was lost are tried again."""
@@ -158,6 +162,20 @@ def outcome(cell: Cell, settings: Settings, progress: Progress | None) -> Record
     except Exception as wrong:
         # A message travels between processes; an exception of another package may not.
         return RuntimeError(f"{type(wrong).__name__}: {wrong}")
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach: they are ended by the one that started them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # What is ignored stays ignored in a process that is started meanwhile.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _begin(parent: int, threads: int) -> None:
