@@ -16,7 +16,7 @@ from tisa.experiments.pretrain.batches import Phase, steps
 from tisa.experiments.pretrain.config import PretrainConfig
 from tisa.experiments.pretrain.corpus import Streamed
 from tisa.experiments.pretrain.evaluation import validation_batches
-from tisa.experiments.pretrain.launching import Settings, micro_batches
+from tisa.experiments.pretrain.launching import Settings, check_settings, micro_batches
 from tisa.experiments.pretrain.loading import ahead
 from tisa.experiments.pretrain.loop import Loop
 from tisa.experiments.pretrain.model import build, parameter_groups
@@ -124,6 +124,48 @@ def test_a_checkpoint_interrupted_while_writing_is_never_loaded(corpus, tmp_path
     assert np.array_equal(losses_of(tmp_path / "whole"), losses_of(out))
     left = sorted(p.name for p in (out / "checkpoints").iterdir())
     assert left == ["step-00000004", "step-00000008"]
+
+
+def test_trackers_are_told_the_config_and_the_losses(corpus, tmp_path, monkeypatch):
+    from accelerate import tracking
+    from accelerate.utils import LoggerType
+
+    told = []
+
+    class Tracker(tracking.GeneralTracker):
+        name, requires_logging_directory, tracker = "wandb", False, None
+
+        def __init__(self, run_name, **more):
+            super().__init__()
+            told.append(run_name)
+
+        def store_init_configuration(self, values):
+            told.append(values["position"])
+
+        def log(self, values, step, **more):
+            told.append((step, *values))
+
+    monkeypatch.setattr(tracking, "_available_trackers", [LoggerType.WANDB])
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "wandb", Tracker)
+    settings = Settings(**vars(SETTINGS) | {"report_to": ("wandb",), "log_every": 5})
+    run(PretrainConfig(**SIZES), corpus, tmp_path / "run", valid=corpus, settings=settings)
+    assert told[:3] == ["tisa-pretrain", "tisa", (0, "validation_loss")]
+    assert [line[:2] for line in told[3:]] == [
+        (5, "loss"), (6, "validation_loss"), (10, "loss"), (10, "validation_loss"),
+    ]  # fmt: skip
+
+
+def test_a_tracker_that_is_not_installed_is_told_before_accelerate_is_there(monkeypatch):
+    from accelerate import tracking
+    from accelerate.state import PartialState
+
+    # As in a process that begins.
+    monkeypatch.setattr(PartialState, "_shared_state", {})
+    monkeypatch.setattr(tracking, "_available_trackers", [])
+    with pytest.raises(ValueError, match="mlflow, wandb cannot be used here; install"):
+        check_settings(Settings(report_to=("wandb", "mlflow")))
+    with pytest.raises(ValueError, match=r"expected some of all, .*, got nothing"):
+        check_settings(Settings(report_to=("nothing",)))
 
 
 def test_bert_schedule_and_the_table_of_positions(tmp_path):

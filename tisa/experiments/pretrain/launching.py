@@ -160,11 +160,19 @@ def check_settings(settings: Settings) -> None:
         raise ValueError(f"device must be cpu or cuda, got {settings.device!r}")
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: expected a GPU for cuda, got none on this machine")
-    asked = list(settings.report_to)
-    found = _accelerate().tracking.filter_trackers(asked, ".") if asked else []
-    missing = set(asked) - {getattr(tracker, "value", tracker) for tracker in found} - {"all"}
+    accelerate = _accelerate()
+    known = accelerate.utils.LoggerType.list()
+    unknown = set(settings.report_to) - set(known)
+    if unknown:
+        raise ValueError(
+            f"--report-to: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}"
+        )
+    # Not `filter_trackers`: it logs what is missing, which accelerate refuses before a run begins.
+    there = {tracker.value for tracker in accelerate.tracking.get_available_trackers()}
+    missing = set(settings.report_to) - there - {"all"}
     if missing:
-        raise ImportError(
+        # No ImportError: to those the command line adds an extra of ours, which has no tracker.
+        raise ValueError(
             f"--report-to: {', '.join(sorted(missing))} cannot be used here; install the package "
             "of that name"
         )
