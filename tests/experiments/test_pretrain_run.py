@@ -126,6 +126,21 @@ def test_a_checkpoint_interrupted_while_writing_is_never_loaded(corpus, tmp_path
     assert left == ["step-00000004", "step-00000008"]
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin", "losses.npy"])
+def test_a_checkpoint_that_was_damaged_later_is_told(corpus, tmp_path, name):
+    config, out = PretrainConfig(**SIZES), tmp_path / "run"
+    run(config, corpus, out, settings=SETTINGS)
+    whole = losses_of(out)
+    (out / "record.json").unlink()
+    damaged = checkpoints.latest(out) / name
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"step-00000008: expected .* remove the folder to go on"):
+        run(config, corpus, out, settings=SETTINGS)
+    shutil.rmtree(damaged.parent)
+    run(config, corpus, out, settings=SETTINGS)
+    assert np.array_equal(whole, losses_of(out))
+
+
 def test_trackers_are_told_the_config_and_the_losses(corpus, tmp_path, monkeypatch):
     from accelerate import tracking
     from accelerate.utils import LoggerType

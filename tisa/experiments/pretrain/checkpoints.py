@@ -9,10 +9,13 @@ import os
 import re
 import shutil
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
 
 STATE, LOSSES = "state.json", "losses.npy"
 KEPT = 2
@@ -35,11 +38,29 @@ def read(checkpoint: Path) -> tuple[dict[str, Any], npt.NDArray[np.float64]]:
         state = json.loads((checkpoint / STATE).read_text())
         losses: npt.NDArray[np.float64] = np.load(checkpoint / LOSSES)
     except (OSError, ValueError) as wrong:
-        raise ValueError(
-            f"{checkpoint}: expected a checkpoint of `tisa pretrain`, got {wrong}; remove the "
-            "folder to go on from the one before it"
-        ) from None
+        raise _broken(checkpoint, wrong) from None
     return state, losses
+
+
+def load(accelerator: Any, checkpoint: Path) -> tuple[dict[str, Any], npt.NDArray[np.float64]]:
+    """Give weights and optimiser the values of a checkpoint; return what `read` returns."""
+    found = read(checkpoint)
+    try:
+        accelerator.load_state(str(checkpoint))
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, EOFError, ValueError, RuntimeError, UnpicklingError, SafetensorError) as wrong:
+        # Whole when it was written: a disk or a copy has lost a part of it.
+        raise _broken(checkpoint, wrong) from wrong
+    return found
+
+
+def _broken(checkpoint: Path, wrong: Exception) -> ValueError:
+    first = next(iter(str(wrong).strip().splitlines()), type(wrong).__name__)
+    return ValueError(
+        f"{checkpoint}: expected a checkpoint of `tisa pretrain`, got {first}; remove the "
+        "folder to go on from the one before it"
+    )
 
 
 def write(

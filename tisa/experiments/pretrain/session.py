@@ -86,8 +86,7 @@ class Session:
         self.progress, losses = Progress(), np.empty(0)
         found = checkpoints.latest(out)
         if found is not None:
-            self.accelerator.load_state(str(found))
-            state, losses = checkpoints.read(found)
+            state, losses = checkpoints.load(self.accelerator, found)
             self.progress = Progress.of(state)
             view.say(f"goes on from {found}")
         self.loop = Loop(
