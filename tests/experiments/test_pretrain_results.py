@@ -29,6 +29,10 @@ def test_perplexities():
         run["label"]: [row.get("perplexity") for row in run["rows"] if row["mode"] == "whole"]
         for run in record["runs"]
     }
+    (line,) = [line for line in shown("far").splitlines() if line.startswith("| near-far")]
+    trained, *_, eight_times, _, _ = (cell.split(" (")[0] for cell in line.split(" | ")[1:])
+    lower = round(100 - 100 * float(eight_times) / float(trained))
+    assert f"its perplexity is {lower} % below that at the training length" in page
     trained, twice, four, _, last = found["floater stride=16"]
     assert last is None
     assert f"{trained:.1f} at 512 with half the learning rate" in page
@@ -83,6 +87,21 @@ def test_what_is_said_of_the_gate_and_of_the_block():
     )
     assert f"({control['position']['block_squares']:.0%}".replace("%", " %") + " in a model" in page
     assert f"rows of 512: {schedule['loss']:.2f}, and {control['loss']:.2f} for" in page
+
+
+def test_what_is_said_of_narrow_embeddings():
+    page = " ".join((ROOT / "docs/results.md").read_text().split())
+    wide, narrow = (
+        groups_of(read_records(FOLDER / f"encoder-{name}/records.jsonl"))
+        for name in ("wide", "85m")
+    )
+    assert {g.label for g in wide[:3]} == {g.label for g in narrow[:3]}
+    names = ("near-far", "TISA", "TUPE", "T5", "rotary", "Shaw", "ALiBi")
+    told = [f"{name} {g.mean:.2f}" for name, g in zip(names, narrow, strict=False)]
+    assert f"the same three were at the top: {', '.join(told)}." in page
+    tries = json.loads((FOLDER / "plateau.json").read_text())["tries"]
+    other = [t for t in tries if t["name"] not in ("base", "none")]
+    assert f"Of {['five', 'six', 'seven'][len(other) - 5]} other recipes" in page
 
 
 def test_what_is_said_of_floater_of_tables_and_of_speed():
