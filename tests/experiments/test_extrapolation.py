@@ -126,6 +126,12 @@ def test_records_of_the_same_windows_are_joined():
         together([first, first])
     with pytest.raises(ValueError, match=r"tokens must be the same in all records, got \[200, 7\]"):
         together([first, record_of(rows(1.0), tokens=7)])
+    more = record_of([*rows(1.0), {"length": 32, "mode": "whole", "loss": 2.0}])
+    with pytest.raises(ValueError, match="lengths and modes must be the same in all records"):
+        together([first, more])
+    again = together([together([first, other]), second])
+    assert again["runs"] == joined["runs"]
+    assert again["surroundings"] == [{}, {}, {}]
 
 
 def test_documents_that_are_too_short():

@@ -23,6 +23,10 @@ def together(records: list[dict[str, Any]]) -> dict[str, Any]:
         found = [record[name] for record in records]
         if any(value != found[0] for value in found):
             raise ValueError(f"{name} must be the same in all records, got {found}")
+    # A length that was not asked for would look like one that a method cannot read.
+    asked = [sorted({(r["length"], r["mode"]) for r in _rows(record)}) for record in records]
+    if any(windows != asked[0] for windows in asked):
+        raise ValueError(f"lengths and modes must be the same in all records, got {asked}")
     runs = sorted(
         (run for record in records for run in record["runs"]),
         key=lambda run: (run["label"], run["seed"]),
@@ -31,4 +35,11 @@ def together(records: list[dict[str, Any]]) -> dict[str, Any]:
     for one, following in pairwise(named):
         if one == following:
             raise ValueError(f"{one[0]}, seed {one[1]}, is in two of the records; leave one out")
-    return records[0] | {"runs": runs, "surroundings": [r["surroundings"] for r in records]}
+    # One that was joined before has several already.
+    places = [r["surroundings"] for r in records]
+    flat = [one for some in places for one in (some if isinstance(some, list) else [some])]
+    return records[0] | {"runs": runs, "surroundings": flat}
+
+
+def _rows(record: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for run in record["runs"] for row in run["rows"]]
