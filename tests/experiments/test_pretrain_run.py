@@ -433,6 +433,8 @@ def command(*arguments):
         (["--data", "CORPUS", "--valid", "none.txt"], "none.txt: expected"),
         (["--data", "CORPUS", "--device", "cuda"], "expected a GPU"),
         (["--data", "CORPUS", "--report-to", "nothing"], "nothing"),
+        (["--data", "CORPUS", "--scores-learning-rate", "-1"], "must be at least 0, got -1"),
+        (["--data", "CORPUS", "--weight-decay", "-0.1"], "weight_decay must be at least 0"),
         (["--data", "CORPUS", "--hidden", "15"], "multiple of num_attention_heads"),
         ([], "expected files, a prepared folder or --dataset"),
     ],

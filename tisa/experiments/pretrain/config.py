@@ -53,6 +53,10 @@ class PretrainConfig:
         for name in ("learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        # Nobody else would refuse a negative one: the scores would be trained uphill.
+        for name in ("scores_learning_rate", "weight_decay"):
+            if not 0 <= (getattr(self, name) or 0.0) < math.inf:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if not 0 < self.mask_share < 1:
             raise ValueError(f"mask_share must lie between 0 and 1, got {self.mask_share}")
         if not 0 <= self.warmup < 1:
