@@ -476,10 +476,14 @@ def test_prepared_corpora_know_their_tokenizer(tmp_path):
         shown, said = command(*small, *arguments, "--out", tmp_path / "run")
         assert message in said
     shown, said = command(
-        *small, "--data", tmp_path / "hf-tokens", "--steps", 2, "--out", tmp_path / "run", "--json"
-    )
+        *small, "--data", tmp_path / "hf-tokens", "--valid", tmp_path / "corpus.txt", "--steps", 2,
+        "--out", tmp_path / "run", "--json",
+    )  # fmt: skip
     assert shown.exit_code == 0, said
-    assert json.loads(shown.stdout.splitlines()[-1])["tokens"] == 512
+    record = json.loads(shown.stdout.splitlines()[-1])
+    assert record["tokens"] == 512
+    # Text is cut with the tokenizer of the prepared corpus.
+    assert record["evaluations"][-1]["loss"] > 0
     # The tokenizer lies beside the model.
     from transformers import AutoTokenizer
 
