@@ -5,10 +5,12 @@ runs, on CPU tensors.
 """
 
 import itertools
+import os
 import sys
 from pathlib import Path
 
 import accelerate
+import torch
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
 from tisa.experiments.pretrain import session
@@ -53,3 +55,7 @@ def main(corpus_file, out, position, *, fsdp):
 if __name__ == "__main__":
     record = main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], fsdp=True)
     assert record["processes"] == 2
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    # As in test_triton_traced.py: Gloo's threads outlive their group.
+    os._exit(0)
