@@ -10,6 +10,7 @@ from types import MappingProxyType
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tisa
 from tisa.encoder import Cache, LanguageModel, Transformer, TransformerConfig, load, save
@@ -177,25 +178,48 @@ def test_offset_scores_go_through_the_operator_with_their_band(monkeypatch):
     assert [band.shape for _, band in seen] == [(2, 2)] * 3
 
 
+class Largest(TorchDispatchMode):
+    """Remembers how many elements the largest tensor had."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        out = function(*arguments, **(options or {}))
+        for x in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.numel())
+        return out
+
+
 def test_shaw_makes_no_tensor_of_pairs_times_width():
     """The largest tensor of forward and backward is (heads, queries, 2·keys), not × head width."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        elements = 0
-
-        def __torch_dispatch__(self, function, types, arguments=(), options=None):
-            out = function(*arguments, **(options or {}))
-            for x in out if isinstance(out, (tuple, list)) else (out,):
-                if isinstance(x, torch.Tensor):
-                    self.elements = max(self.elements, x.numel())
-            return out
-
     length, width = 200, 32
     layer = tisa.SelfAttention(width, 1, position="shaw")
     with Largest() as largest:
         layer(torch.randn(1, length, width)).sum().backward()
     assert largest.elements <= 2 * length * (length + 1)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_shaw_reads_long_inputs_without_a_tensor_of_pairs(monkeypatch, is_causal):
+    monkeypatch.setattr("tisa.encoder.attention.WEIGHTS_AT_ONCE", 2 * 2 * 1000)
+    layer = tisa.SelfAttention(16, 2, position="shaw", is_causal=is_causal)
+    for table in (layer.position.key_table, layer.position.value_table):
+        torch.nn.init.normal_(table)
+    x, mask = torch.randn(2, 200, 16), torch.ones(2, 200, dtype=torch.bool)
+    mask[1, 50:] = False
+    # With gradients all at once.
+    wanted = layer(x, attention_mask=mask).detach()
+    with torch.no_grad(), Largest() as largest:
+        found = layer(x, attention_mask=mask)
+    torch.testing.assert_close(found, wanted)
+    # Five queries at a time: less than the hidden states, 160,000 otherwise.
+    assert largest.elements < 7000
+    if is_causal:
+        cache = Cache()
+        with torch.no_grad():
+            parts = [layer(y, cache=cache) for y in x.split([37, 100, 63], dim=1)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), layer(x).detach())
 
 
 def test_shared_position_and_cache_of_a_transformer_of_ones_own():

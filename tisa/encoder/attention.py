@@ -8,8 +8,11 @@ from tisa.attention import attention
 from tisa.attention.ring import Ring, ring_attention
 from tisa.encoder.forward_pass import ForwardPass
 from tisa.offsets import offset_range, to_matrix
-from tisa.positions import Position, Prepared
+from tisa.positions import Places, Position, Prepared
 from tisa.shapes import Float, Tensor
+
+# Attention weights that are made at a time where they have to be made: 64 MB in float32.
+WEIGHTS_AT_ONCE = 1 << 24
 
 
 class AttentionLayer(nn.Module):
@@ -116,11 +119,8 @@ class AttentionLayer(nn.Module):
             key, value = run.cache.extend(layer, key, value)
         mask = None if run.attention_mask is None else run.attention_mask[:, None, None, :]
         if position.needs_weights:
-            weights = self._weights(hidden, query, key, mask, position, layer, run.prepared)
-            weights = weights.to(value.dtype)
-            mixed = weights @ value
-            added = position.values(layer, weights, run.prepared)
-            return (mixed if added is None else mixed + added).transpose(1, 2)
+            mixed = self._weighted(hidden, query, key, value, mask, position, layer, run.prepared)
+            return mixed.transpose(1, 2)
         if position.dense:
             logits = position.dense_logits(layer, query, hidden, run.prepared)
             if query is None:
@@ -133,6 +133,54 @@ class AttentionLayer(nn.Module):
                 logits = logits.to(query.dtype)
                 mask = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
         return self._fused(query, key, value, mask, position, layer, run).transpose(1, 2)
+
+    def _weighted(
+        self,
+        hidden: Tensor,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Float[Tensor, "batch heads keys dim"],
+        mask: Tensor | None,
+        position: Position,
+        layer: int,
+        prepared: Prepared,
+    ) -> Float[Tensor, "batch heads queries dim"]:
+        """Return each head's output for a method that wants the weights themselves.
+
+        Without gradients some queries at a time: no queries × keys in memory. (With them the
+        weights of all are kept for the backward pass anyhow.)
+        """
+        places = prepared.places
+        at_once = places.queries
+        if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            for_each = max(1, value.shape[0] * value.shape[1] * places.keys)
+            at_once = max(1, WEIGHTS_AT_ONCE // for_each)
+        if at_once >= places.queries:
+            weights = self._weights(hidden, query, key, mask, position, layer, prepared)
+            weights = weights.to(value.dtype)
+            mixed = weights @ value
+            added = position.values(layer, weights, prepared)
+            return mixed if added is None else mixed + added
+        parts = []
+        for first in range(0, places.queries, at_once):
+            some = slice(first, min(first + at_once, places.queries))
+            start, stop = places.query_start + some.start, places.query_start + some.stop
+            keys = stop if self.is_causal else places.keys
+            stands = torch.arange(start, stop, device=value.device)
+            here = position.prepare(Places(some.stop - some.start, keys, start, stands))
+            parts.append(
+                self._weighted(
+                    hidden[:, some],
+                    None if query is None else query[:, :, some],
+                    None if key is None else key[:, :, :keys],
+                    value[:, :, :keys],
+                    None if mask is None else mask[..., :keys],
+                    position,
+                    layer,
+                    here,
+                )
+            )
+        return torch.cat(parts, dim=2)
 
     def _fused(
         self,
