@@ -145,9 +145,10 @@ def command(
     corpus, save_tokenizer = opened(data or [], dataset, tokenizer, split, text_column)
     held_out = None
     if valid is not None:
-        # Text beside a prepared corpus is cut with that corpus's own.
-        own = tokenizer is None and not Path(valid).is_dir() and data and Path(data[0]).is_dir()
-        cut_with = str(Path(data[0]) / "tokenizer") if own and data else tokenizer
+        cut_with = tokenizer
+        if tokenizer is None and data and Path(data[0]).is_dir() and not Path(valid).is_dir():
+            # Text beside a prepared corpus is cut with that corpus's own.
+            cut_with = str(Path(data[0]) / "tokenizer")
         held_out, _ = opened([valid], None, cut_with, split, text_column)
     check_settings(settings)
     check_corpora(config, corpus, held_out)
