@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python3 benchmarks/blocks.py [--device cuda]
 
-The constants in tisa/attention/chunked.py come from the records that this writes.
+The constants in tisa/ops/chunked.py come from the records that this writes.
 """
 
 import argparse
@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-
 from attention import RESULTS, Case, Problem, commit, device_name, milliseconds, short, step
-from tisa.attention import blocks
+
+from tisa.ops import blocks
 
 CPU_CASES = [Case(128, 8), Case(512, 4), Case(4096, 1)]
 GPU_CASES = [Case(128, 64), Case(512, 32), Case(2048, 8), Case(8192, 2)]

@@ -21,11 +21,11 @@ import triton
 from fused import captured
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tisa.attention.triton import configs, plan, plan_backward
-from tisa.attention.triton import problem as problems
-from tisa.attention.triton.configs import Tiles
-from tisa.attention.triton.plan_backward import Gradients, Upstream
-from tisa.attention.triton.problem import Inputs, Problem, statistics_shape
+from tisa.ops.triton import configs, plan, plan_backward
+from tisa.ops.triton import problem as problems
+from tisa.ops.triton.configs import Tiles
+from tisa.ops.triton.plan_backward import Gradients, Upstream
+from tisa.ops.triton.problem import Inputs, Problem, statistics_shape
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS, REPEATS = 15, 4

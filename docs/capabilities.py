@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tisa  # noqa: F401
-from tisa.attention.validation import checked_call
+from tisa.ops.validation import checked_call
 
 BACKENDS = ("reference", "chunked", "sdpa", "flex", "triton")
 CALL = dict(
@@ -64,7 +64,7 @@ ALWAYS = {
 
 def table() -> str:
     """Return the table."""
-    modules = {name: import_module(f"tisa.attention.{name}") for name in BACKENDS}
+    modules = {name: import_module(f"tisa.ops.{name}") for name in BACKENDS}
     # The GPU is imagined: what is asked of the machine is answered for it.
     modules["triton"]._INTERPRETED, modules["triton"]._new_enough = False, lambda device: True
     lines = ["| | " + " | ".join(f"`{name}`" for name in BACKENDS) + " |", "|---" * 6 + "|"]

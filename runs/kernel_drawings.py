@@ -3,8 +3,8 @@
     python runs/kernel_drawings.py --out docs/figures
 
 What is drawn is computed from the definitions (which distances a tile has, whose turn it is), not
-painted: `kinds` and `turns` are what `tisa/attention/triton/` does in tiles.py and
-backward_query.py, and tests/attention/test_drawings.py holds them
+painted: `kinds` and `turns` are what `tisa/ops/triton/` does in tiles.py and
+backward_query.py, and tests/ops/test_drawings.py holds them
 to it.
 """
 

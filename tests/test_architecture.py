@@ -83,7 +83,7 @@ def test_the_tree_is_in_the_order_of_the_layers():
     assert [rank[name] for name in named] == sorted((rank[n] for n in named), reverse=True)
 
 
-@pytest.mark.parametrize("folder", ["tisa/scoring", "tisa/attention", "tisa/attention/triton"])
+@pytest.mark.parametrize("folder", ["tisa/scoring", "tisa/ops", "tisa/ops/triton"])
 def test_every_line_imports_only_from_lines_above(folder):
     assert "imports only from lines above" in (ROOT / folder / "__init__.py").read_text()
     package = folder.replace("/", ".")
@@ -169,6 +169,33 @@ def test_public_names_are_there_and_documented():
     for name in tisa.__all__:
         if name != "ScoringFunction":
             assert name in changelog, name
+
+
+def test_packages_are_loaded_on_first_use():
+    answer = run(
+        "import sys, tisa\n"
+        "assert 'transformers' not in sys.modules and 'tisa.hf' not in sys.modules\n"
+        "assert {'hf', 'analysis'} <= set(dir(tisa))\n"
+        "assert callable(tisa.hf.convert) and callable(tisa.analysis.analyze)\n"
+        "import tisa.ops.ring\n"
+        "assert callable(tisa.attention)\n"
+        "try: tisa.lemon\n"
+        "except AttributeError as error: assert 'lemon' in str(error)\n"
+        "else: raise AssertionError\n"
+    )
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_no_public_name_hides_a_module():
+    """What `tisa.x.name` is must not depend on what was imported before."""
+    import tisa
+    import tisa.transformer
+
+    for package in (tisa, tisa.analysis, tisa.hf, tisa.ops, tisa.positions, tisa.scoring,
+                    tisa.transformer):  # fmt: skip
+        (folder,) = package.__path__
+        modules = {p.stem for p in Path(folder).iterdir() if p.suffix == ".py" or p.is_dir()}
+        assert not modules & set(package.__all__), package.__name__
 
 
 def test_versions_agree():

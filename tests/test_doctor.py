@@ -5,7 +5,7 @@ import torch
 from typer.testing import CliRunner
 
 from tisa import cli, doctor
-from tisa.attention import chunked
+from tisa.ops import chunked
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

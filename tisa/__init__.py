@@ -3,13 +3,16 @@
     scores = tisa.TISA(num_attention_heads=12)
     output = tisa.attention(query, key, value, scores(query.shape[-2]))
 
-`scoring` has the functions of the offset, `attention` the operator and its backends, `offsets` the
-convention that both follow; `positions` every method by name, `encoder` a transformer for them.
+`scoring` has the functions of the offset, `ops` the operator and its backends, `offsets` the
+convention that both follow; `positions` every method by name, `transformer` a transformer for them.
+`tisa.hf` and `tisa.analysis` need more packages than torch: they are loaded when first used.
 """
 
-from tisa.attention import attention
-from tisa.encoder import LanguageModel, SelfAttention, Transformer, TransformerConfig
-from tisa.positions import build_position
+from importlib import import_module
+from types import ModuleType
+
+from tisa.ops import attention
+from tisa.positions import Position, build_position
 from tisa.scoring import (
     TISA,
     ALiBi,
@@ -20,6 +23,7 @@ from tisa.scoring import (
     T5Buckets,
     TISAv2,
 )
+from tisa.transformer import LanguageModel, SelfAttention, Transformer, TransformerConfig
 
 __version__ = "0.1.0"
 
@@ -30,6 +34,7 @@ __all__ = [
     "KerplePower",
     "LanguageModel",
     "NearFar",
+    "Position",
     "ScoringFunction",
     "SelfAttention",
     "T5Buckets",
@@ -39,3 +44,15 @@ __all__ = [
     "attention",
     "build_position",
 ]
+
+_ON_FIRST_USE = ("analysis", "hf")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _ON_FIRST_USE:
+        return import_module(f"tisa.{name}")
+    raise AttributeError(f"module 'tisa' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_FIRST_USE})

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from tisa.attention import attention
-from tisa.attention.api import BACKENDS
+from tisa.ops import attention
+from tisa.ops.api import BACKENDS
 from tisa.scoring import TISA
 
 # Distribution, and the extra of this package that asks for it.

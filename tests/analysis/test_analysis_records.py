@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tisa.analysis.analyze import measure_blocks
+from tisa.analysis.whole import measure_blocks
 
 ROOT = Path(__file__).parents[2]
 

@@ -365,7 +365,7 @@ def test_wrong_options_are_one_sentence(arguments, said, little, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     if "--scores" in arguments:
         # It is said before the work, not after it.
-        monkeypatch.setattr(sys.modules["tisa.analysis.analyze"], "analyze", None)
+        monkeypatch.setattr(sys.modules["tisa.analysis.whole"], "analyze", None)
     options = arguments if "--out" in arguments else [*arguments, "--out", "out"]
     monkeypatch.setattr(sys, "argv", ["tisa", "analyze", str(little / "bert"), *options])
     with pytest.raises(SystemExit) as left:

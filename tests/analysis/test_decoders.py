@@ -12,20 +12,20 @@ from tisa.analysis.weights import read_checkpoint
 
 
 @pytest.mark.parametrize(
-    "family", ["BERT", "BERT as decoder", "GPT-2", "OPT", "GPT-BigCode", "tisa.encoder"]
+    "family", ["BERT", "BERT as decoder", "GPT-2", "OPT", "GPT-BigCode", "tisa.transformer"]
 )
 def test_curves_of_decoders_end_at_0(family, tmp_path):
     """No query sees a later key: what f(k) would be there is nobody's."""
-    import tisa.encoder
     import tisa.hf
+    import tisa.transformer
 
     causal = family != "BERT"
-    if family == "tisa.encoder":
+    if family == "tisa.transformer":
         config = tisa.TransformerConfig(
             vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
             position="tisa", is_causal=True,
         )  # fmt: skip
-        tisa.encoder.save(tisa.Transformer(config), tmp_path)
+        tisa.transformer.save(tisa.Transformer(config), tmp_path)
     else:
         model = model_of(family.removesuffix(" as decoder"))
         model.config.is_decoder = family == "BERT as decoder"

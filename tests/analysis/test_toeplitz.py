@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tisa.analysis.analyze import measure_blocks, measure_invariance
 from tisa.analysis.grid import grid_fit
 from tisa.analysis.resampling import bootstrap_interval, gaussian_null
 from tisa.analysis.toeplitz import centred, diagonals, mean_diagonal, toeplitz_r2, written
+from tisa.analysis.whole import measure_blocks, measure_invariance
 
 # Whole table and off the main diagonal, as measured with other code by those who gave the models.
 REAL = {

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from little_corpus import text
 from tisa import cli
-from tisa.encoder import LanguageModel, TransformerConfig
 from tisa.experiments.extrapolation import tables
 from tisa.experiments.extrapolation.figure import figure
 from tisa.experiments.extrapolation.measuring import measured, position_bins
@@ -24,6 +23,7 @@ from tisa.experiments.pretrain.launching import Settings
 from tisa.experiments.pretrain.reading import Source
 from tisa.experiments.pretrain.tokenizers import Bytes
 from tisa.experiments.pretrain.training import run
+from tisa.transformer import LanguageModel, TransformerConfig
 
 
 @pytest.mark.parametrize("is_causal", [True, False])

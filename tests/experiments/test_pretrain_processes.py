@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from little_corpus import ROOT, SMALL, environment, text, tisa
 from tisa import cli
-from tisa.encoder import load
+from tisa.transformer import load
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from little_corpus import text
-from tisa.encoder import load
 from tisa.experiments.pretrain import checkpoints, training
 from tisa.experiments.pretrain.batches import Phase, steps
 from tisa.experiments.pretrain.config import PretrainConfig
@@ -24,6 +23,7 @@ from tisa.experiments.pretrain.reading import Source
 from tisa.experiments.pretrain.throughput import step_flops
 from tisa.experiments.pretrain.tokenizers import Bytes
 from tisa.experiments.pretrain.training import run
+from tisa.transformer import load
 
 SIZES = dict(
     hidden_size=16, num_hidden_layers=2, num_attention_heads=2, embedding_size=8,

@@ -10,7 +10,7 @@ import torch
 import tisa.hf
 from tiny import original, token_lists
 from tisa.hf.calibration import tokens_of
-from tisa.hf.distil import _batches, _loss, _State
+from tisa.hf.distillation import _batches, _loss, _State
 from tisa.hf.parameters import is_score
 
 

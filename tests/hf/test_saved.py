@@ -111,7 +111,7 @@ def test_any_other_type_is_reloaded_too(tmp_path):
     config = transformers.RobertaPreLayerNormConfig(**tiny.SIZES)
     model = transformers.RobertaPreLayerNormModel(config).eval()
     converted = shake(tisa.hf.convert(model, positions="replace", init="zero", calibration=TOKENS))
-    tisa.hf.save(converted, None, tmp_path)
+    tisa.hf.save(converted, tmp_path)
     loaded = tisa.hf.load(str(tmp_path))
     assert type(loaded) is type(converted)
     with torch.no_grad():
@@ -152,7 +152,7 @@ class Tagger(transformers.BertPreTrainedModel):
 def test_a_class_of_ones_own_is_asked_for(tmp_path):
     model = Tagger(transformers.BertConfig(**tiny.SIZES)).eval()
     converted = shake(tisa.hf.convert(model, init="zero"))
-    tisa.hf.save(converted, None, tmp_path)
+    tisa.hf.save(converted, tmp_path)
     with pytest.raises(ValueError, match=r"converted Tagger.*model_class=Tagger"):
         tisa.hf.load(str(tmp_path))
     loaded = tisa.hf.load(str(tmp_path), model_class=Tagger)

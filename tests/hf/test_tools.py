@@ -244,7 +244,7 @@ def test_modules_are_looked_for_in_their_own_folder_only(hub):
     (hub / "modules.json").write_text(json.dumps(listed))
     for name in ("somebody/little", str(hub)):
         with pytest.raises(ValueError, match="no folder inside"):
-            tisa.hf.save(replaced(), None, hub / "out", beside=name)
+            tisa.hf.save(replaced(), hub / "out", beside=name)
 
 
 def of_any_size(model):
@@ -322,7 +322,7 @@ def test_distilling_brings_the_model_nearer_and_touches_nothing_else(name, tmp_p
 
 def test_all_lengths_have_as_many_steps_where_that_is_asked_for():
     from tisa.hf.calibration import Tokens
-    from tisa.hf.distil import _batches
+    from tisa.hf.distillation import _batches
 
     sequences = [Tokens([2, *[7] * (n - 2), 3]) for n in [8] * 400 + [32] * 8 + [60] * 2]
     batches = _batches(sequences, original("bert"), 0, 2048, True)

@@ -1,11 +1,11 @@
-"""What `tisa.encoder.save` writes is a Hugging Face model, and the other way round."""
+"""What `tisa.transformer.save` writes is a Hugging Face model, and the other way round."""
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 import tisa.hf  # noqa: F401
-from tisa.encoder import LanguageModel, TransformerConfig, load, save
+from tisa.transformer import LanguageModel, TransformerConfig, load, save
 
 SIZES = dict(vocab_size=13, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
              max_position_embeddings=12)  # fmt: skip

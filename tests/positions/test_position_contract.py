@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import tisa
-from tisa.encoder import Cache, LanguageModel, Transformer, TransformerConfig
 from tisa.positions import METHODS, Position, PositionConfig, build_position
+from tisa.transformer import Cache, LanguageModel, Transformer, TransformerConfig
 
 VOCABULARY, HIDDEN, HEADS, LAYERS, LIMIT = 13, 16, 2, 2, 12
 

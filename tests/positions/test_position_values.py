@@ -7,8 +7,8 @@ import torch
 
 import position_formulas
 import tisa
-from tisa.encoder import Transformer, TransformerConfig
 from tisa.positions import METHODS, PositionConfig, build_position, places_of
+from tisa.transformer import Transformer, TransformerConfig
 
 HIDDEN, HEADS, LENGTH = 8, 2, 11
 

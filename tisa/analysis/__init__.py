@@ -18,7 +18,7 @@ definitions. From bottom to top:
     spectrum.py     principal components, and whether they turn
     kernels.py      how many kernels a curve needs
     text.py         logits by offset on a text
-    analyze.py      all of it for one model
+    whole.py        all of it for one model
     numbers.py      all of it as plain data
     colours.py      colours of figures and page, told apart by colour-blind readers
     correlation.py  Pearson's correlation with its interval
@@ -29,7 +29,7 @@ definitions. From bottom to top:
     report.py       folder with page, figures and numbers, whole or not at all
 """
 
-from tisa.analysis.analyze import Analysis, analyze
 from tisa.analysis.numbers import numbers_of
+from tisa.analysis.whole import Analysis, analyze
 
 __all__ = ["Analysis", "analyze", "numbers_of"]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from tisa.analysis import plots
-from tisa.analysis.analyze import NEAR, Analysis
 from tisa.analysis.heads import block_means, factors, positional_attention
 from tisa.analysis.kernels import KernelFits
 from tisa.analysis.reading import TERMS
 from tisa.analysis.toeplitz import mean_diagonal, toeplitz_r2, written
+from tisa.analysis.whole import NEAR, Analysis
 from tisa.offsets import offset_range, to_matrix
 from tisa.shapes import Tensor
 

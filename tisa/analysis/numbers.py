@@ -3,10 +3,10 @@
 import math
 from typing import Any
 
-from tisa.analysis.analyze import Analysis, Invariance
 from tisa.analysis.heads import SENSITIVE, Heads
 from tisa.analysis.kernels import KernelFits
 from tisa.analysis.reading import TERMS
+from tisa.analysis.whole import Analysis, Invariance
 
 
 def numbers_of(found: Analysis) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tisa.analysis.analyze import Analysis
 from tisa.analysis.numbers import numbers_of
+from tisa.analysis.whole import Analysis
 
 
 def write_report(

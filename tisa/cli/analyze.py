@@ -55,10 +55,10 @@ def command(
         raise ImportError(
             "tisa analyze needs the package rich; pip install 'tisa[analysis]'"
         ) from None
-    from tisa.analysis.analyze import analyze
     from tisa.analysis.report import check_folder, numbers_of_all, write_report
     from tisa.analysis.scores import read_scores
     from tisa.analysis.text import read_text
+    from tisa.analysis.whole import analyze
 
     check_folder(out)
     given = read_text(text) if text is not None else None

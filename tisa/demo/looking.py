@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from tisa.analysis.analyze import measure_invariance
 from tisa.analysis.colours import SEQUENTIAL
 from tisa.analysis.families import has_table, read_positions, why_not
 from tisa.analysis.toeplitz import mean_diagonal
 from tisa.analysis.weights import read_checkpoint
+from tisa.analysis.whole import measure_invariance
 from tisa.offsets import to_matrix
 from tisa.shapes import Float, Tensor
 

@@ -10,10 +10,10 @@ models.py        config and model types, Auto classes, save and load
 default_text.py  what is calibrated on where no text is given
 calibration.py   texts in, token batches and folded vectors out
 fit.py           scores from a model's own heads
-convert.py       a model in, a converted one out
+conversion.py    a model in, a converted one out
 stacked_modules.py  linear maps, norms, embeddings, attention of many models in one
 stack.py         many models of one architecture as one batched model
-distil.py        a converted model trained towards the one it came from
+distillation.py  a converted model trained towards the one it came from
 parameters.py    optimiser groups
 sentence.py      what makes a sentence encoder of a transformer
 folder.py        folder in, folder out: what `tisa convert` does
@@ -37,8 +37,8 @@ if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 17
         "pip install --upgrade 'tisa[hf]'"
     )
 
-from tisa.hf.convert import convert
-from tisa.hf.distil import distil
+from tisa.hf.conversion import convert
+from tisa.hf.distillation import distil
 from tisa.hf.folder import load, save
 from tisa.hf.models import register, register_type
 from tisa.hf.parameters import parameter_groups

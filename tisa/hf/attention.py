@@ -16,8 +16,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
-from tisa.attention import attention
 from tisa.offsets import offset_range, to_matrix
+from tisa.ops import attention
 from tisa.shapes import Bool, Float, Int, Int32, Tensor
 
 # Implementations a model may be set to, and the name under which its own modules look them up.

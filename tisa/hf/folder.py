@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from tisa.hf.calibration import default_texts, length_limit, tokens_of
-from tisa.hf.convert import Positions, Start, convert
-from tisa.hf.distil import distil
+from tisa.hf.conversion import Positions, Start, convert
+from tisa.hf.distillation import distil
 from tisa.hf.measure import cosine_by_length, masked_accuracy, order_match, orders_of
 from tisa.hf.models import LIFTED, register_type, tisa_class
 from tisa.hf.sentence import copy_sentence_files, sentence_folder
@@ -108,7 +108,8 @@ def convert_folder(
         )  # fmt: skip
     unfinished = out.with_name(out.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    save(converted, tokenizer, unfinished, beside="" if beside is None else str(beside))
+    origin = "" if beside is None else str(beside)
+    save(converted, unfinished, tokenizer=tokenizer, beside=origin)
     if out.exists():
         out.rmdir()
     unfinished.rename(out)
@@ -201,14 +202,16 @@ def load(name: str, *, model_class: Any = None, **kwargs: Any) -> PreTrainedMode
     return loaded
 
 
-def save(converted: PreTrainedModel, tokenizer: Any, out: str | Path, *, beside: str = "") -> None:
-    """Save model and tokenizer; what makes a sentence encoder of `beside` comes along.
+def save(
+    model: PreTrainedModel, folder: str | Path, *, tokenizer: Any = None, beside: str = ""
+) -> None:
+    """Save a converted model, its tokenizer, and what makes a sentence encoder of `beside`.
 
     `beside` is the folder or hub name that the model came from.
     """
-    out = Path(out)
-    converted.save_pretrained(out)
-    unlimited = converted.config.tisa["positions"] == "replace"
+    out = Path(folder)
+    model.save_pretrained(out)
+    unlimited = model.config.tisa["positions"] == "replace"
     if tokenizer is not None:
         limit = tokenizer.model_max_length
         if unlimited:
@@ -217,9 +220,9 @@ def save(converted: PreTrainedModel, tokenizer: Any, out: str | Path, *, beside:
             tokenizer.save_pretrained(out)
         finally:
             tokenizer.model_max_length = limit
-    folder = sentence_folder(beside) if beside else None
-    if folder is not None:
-        copy_sentence_files(folder, out, max_seq_length=LIFTED if unlimited else None)
+    origin = sentence_folder(beside) if beside else None
+    if origin is not None:
+        copy_sentence_files(origin, out, max_seq_length=LIFTED if unlimited else None)
 
 
 def pieces(

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from transformers import Cache
 
-from tisa.attention import attention
 from tisa.hf.attention import additive, own_name
 from tisa.offsets import to_matrix, to_vector
+from tisa.ops import attention
 from tisa.shapes import Float, Int32, Tensor
 
 # So few keys are one or two blocks of the kernels: there is nothing for a band to leave out.

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from tisa.attention import attention
 from tisa.hf.modules import Folded
+from tisa.ops import attention
 from tisa.shapes import Float, Int, Tensor
 
 

@@ -1,9 +1,9 @@
-"""Our own transformers as Hugging Face models: what `tisa pretrain` and `tisa.encoder.save` write.
+"""Our own transformers as Hugging Face models: what `tisa.transformer.save` writes.
 
     AutoModelForMaskedLM.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
 
 read such a folder once `tisa.hf` is imported, with any position method; `save_pretrained` writes
-one that `tisa.encoder.load` reads.
+one that `tisa.transformer.load` reads.
 """
 
 from typing import Any
@@ -20,9 +20,9 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, MaskedLMOutput
 
-from tisa.encoder import LanguageModel, Transformer, TransformerConfig
-from tisa.encoder.saving import FORMAT, HF_MODEL_TYPE
 from tisa.shapes import Tensor
+from tisa.transformer import LanguageModel, Transformer, TransformerConfig
+from tisa.transformer.saving import FORMAT, HF_MODEL_TYPE
 
 
 class TisaTransformerConfig(PreTrainedConfig):
@@ -49,7 +49,7 @@ class TisaTransformerConfig(PreTrainedConfig):
 
     @property
     def transformer(self) -> TransformerConfig:
-        """The config as `tisa.encoder` has it."""
+        """The config as `tisa.transformer` has it."""
         return TransformerConfig.from_dict(self.config)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from tisa.analysis.analyze import Analysis
 from tisa.analysis.page.packing import colours, packed_model
+from tisa.analysis.whole import Analysis
 
 SCRIPTS = ("data.js", "draw.js", "report.js", "playground.js")
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from tisa.analysis.analyze import Analysis
 from tisa.analysis.colours import DIVERGING_DARK, SEQUENTIAL, diverging_map, lookup_table
+from tisa.analysis.whole import Analysis
 from tisa.shapes import Float, Tensor
 
 BUDGET = 1_200_000

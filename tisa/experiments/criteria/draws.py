@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from tisa.encoder import SelfAttention, Transformer, TransformerConfig
 from tisa.experiments.criteria.settings import Settings
+from tisa.transformer import SelfAttention, Transformer, TransformerConfig
 
 
 def draw_parameters(module: nn.Module, seed: int) -> None:

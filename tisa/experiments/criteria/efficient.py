@@ -2,9 +2,9 @@
 
 import torch
 
-from tisa.encoder import Transformer, TransformerConfig
 from tisa.experiments.criteria.measurement import Measurement
 from tisa.experiments.criteria.settings import Settings
+from tisa.transformer import Transformer, TransformerConfig
 
 
 def measure(name: str, settings: Settings) -> Measurement:

@@ -13,12 +13,12 @@ there is another question than whether the method can express it.
 
 import torch
 
-from tisa.encoder import SelfAttention
 from tisa.experiments.criteria.draws import draw_parameters, random_content, random_layer
 from tisa.experiments.criteria.measurement import Measurement
 from tisa.experiments.criteria.settings import Settings
 from tisa.experiments.criteria.witnesses import KNOWN, UNSEARCHED
 from tisa.shapes import Float, Tensor
+from tisa.transformer import SelfAttention
 
 
 def measure(name: str, settings: Settings) -> Measurement:

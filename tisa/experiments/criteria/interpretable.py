@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import torch
 
-from tisa.encoder import SelfAttention
 from tisa.experiments.criteria.draws import random_content, random_layer
 from tisa.experiments.criteria.measurement import Measurement
 from tisa.experiments.criteria.settings import Settings
 from tisa.offsets import sum_diagonals, to_matrix
 from tisa.positions import build_position
 from tisa.shapes import Float, Tensor
+from tisa.transformer import SelfAttention
 
 
 def measure(name: str, settings: Settings) -> Measurement:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tisa.encoder import SelfAttention
 from tisa.experiments.criteria.draws import draw_parameters
 from tisa.experiments.criteria.measurement import Measurement
 from tisa.experiments.criteria.settings import Settings
 from tisa.shapes import Tensor
+from tisa.transformer import SelfAttention
 
 # These overwrite their first argument without reading it.
 WRITES = ("aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_")

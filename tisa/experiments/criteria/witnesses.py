@@ -12,10 +12,10 @@ from typing import TypeVar
 
 import torch
 
-from tisa.encoder import SelfAttention
 from tisa.positions.floater import Floater
 from tisa.positions.from_scoring import FromScoring
 from tisa.scoring import TISA, NearFar, ScoringFunction, TISAv2
+from tisa.transformer import SelfAttention
 
 Scoring = TypeVar("Scoring", bound=ScoringFunction)
 

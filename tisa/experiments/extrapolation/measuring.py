@@ -17,13 +17,13 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import cross_entropy
 
-from tisa.encoder import LanguageModel, load
 from tisa.experiments.extrapolation.windows import Mode, Window, windows
 from tisa.experiments.pretrain.corpus import Corpus
 from tisa.experiments.pretrain.keyed import uniform
 from tisa.experiments.pretrain.outcome import MODEL, RECORD
 from tisa.experiments.pretrain.tokenizers import Vocabulary, tokenizer_of
 from tisa.experiments.pretrain.training import RUN
+from tisa.transformer import LanguageModel, load
 
 Documents = list[npt.NDArray[np.unsignedinteger]]
 SEED, MASK_SHARE, LOGITS_AT_ONCE = 20210601, 0.15, 4096

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tisa.encoder import TransformerConfig
 from tisa.experiments.pretrain.batches import Phase
 from tisa.experiments.pretrain.rows import Objective
+from tisa.transformer import TransformerConfig
 
 
 @dataclass(frozen=True)

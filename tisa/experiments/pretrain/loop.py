@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tisa.encoder import TransformerConfig
 from tisa.experiments.pretrain.batches import Batch, Share, Step
 from tisa.experiments.pretrain.config import PretrainConfig
 from tisa.experiments.pretrain.throughput import step_flops
+from tisa.transformer import TransformerConfig
 
 
 class Loop:

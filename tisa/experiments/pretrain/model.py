@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from tisa.encoder import LanguageModel
-from tisa.encoder.transformer import initialise
 from tisa.experiments.pretrain.batches import NO_LABEL
 from tisa.experiments.pretrain.config import PretrainConfig
 from tisa.experiments.pretrain.keyed import key_of
 from tisa.positions import build_position
 from tisa.scoring import ScoringFunction
 from tisa.shapes import Float, Int, Int32, Tensor
+from tisa.transformer import LanguageModel
+from tisa.transformer.model import initialise
 
 
 class WithLoss(nn.Module):

@@ -10,12 +10,12 @@ from torch.distributed.tensor import DTensor
 
 from tisa.analysis.resampling import Null, gaussian_null
 from tisa.analysis.toeplitz import toeplitz_r2
-from tisa.encoder import LanguageModel
 from tisa.positions.absolute import Absolute
 from tisa.positions.from_scoring import FromScoring
 from tisa.positions.tupe import Tupe
 from tisa.scoring import ScoringFunction
 from tisa.shapes import Float, Tensor
+from tisa.transformer import LanguageModel
 
 BLOCK = 128
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from tisa.encoder import LanguageModel
-from tisa.encoder.saving import save
 from tisa.experiments.pretrain.batches import Share
 from tisa.experiments.pretrain.config import PretrainConfig
 from tisa.experiments.pretrain.observing import curves, position_table
 from tisa.experiments.record import surroundings
+from tisa.transformer import LanguageModel
+from tisa.transformer.saving import save
 
 RECORD, LOSSES, TABLE, MODEL = "record.json", "losses.npy", "table.npy", "model"
 POINTS = 400

@@ -2,7 +2,7 @@
 
 import torch
 
-from tisa.encoder import TransformerConfig
+from tisa.transformer import TransformerConfig
 
 # Dense bfloat16 products with float32 sums, FLOP/s, as the manufacturer states them.
 PEAKS = {"H200": 989e12, "H100": 989e12, "H800": 989e12, "B200": 2250e12, "A100": 312e12,

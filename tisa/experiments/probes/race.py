@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from tisa.encoder import LanguageModel, TransformerConfig
 from tisa.experiments.probes.tasks import NO_ANSWER, OFFSET, TASKS, VOCABULARY
 from tisa.experiments.record import surroundings
 from tisa.positions import METHODS
 from tisa.scoring import ScoringFunction
+from tisa.transformer import LanguageModel, TransformerConfig
 
 RACERS = ("none", "absolute", "sinusoidal", "rotary", "t5", "alibi", "kerple-log", "tisa",
           "tisa-v2", "near-far")  # fmt: skip

@@ -1,0 +1,164 @@
+"""Compile the fused kernels for GPUs that are not here, and read what the assembler says of them.
+
+    python tests/ops/cross_compile.py 90 [name of a call …]
+
+Prints one JSON object per kernel: registers, bytes spilled, shared memory, warnings. A call is
+planned on tensors without memory, so what is compiled is what would be launched.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tisa.ops.triton import plan, plan_backward
+from tisa.ops.triton import problem as problems
+from tisa.ops.triton.plan_backward import Gradients, Upstream
+from tisa.ops.triton.problem import Inputs, Problem, statistics_shape
+
+PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+TYPES = {
+    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32",
+    torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8",
+}  # fmt: skip
+
+
+def source(kernel, arguments):
+    """Return the kernel with the types of these arguments, and the compiler's options."""
+    signature, constants, attributes, options = {}, {}, {}, dict(arguments)
+    for number, parameter in enumerate(kernel.params):
+        value = options.pop(parameter.name)
+        name = parameter.name
+        if parameter.is_constexpr or value is None:
+            signature[name], constants[(number,)] = "constexpr", value
+        elif isinstance(value, TensorDescriptor):
+            kind = TYPES[value.base.dtype]
+            signature[name] = f"tensordesc<{kind}{list(value.block_shape)}>"
+        elif isinstance(value, torch.Tensor):
+            signature[name] = "*" + TYPES[value.dtype]
+            attributes[(number,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        else:
+            signature[name] = "i32" if abs(value) < 2**31 else "i64"
+            if value == 1 and not parameter.do_not_specialize:
+                signature[name], constants[(number,)] = "constexpr", 1
+            elif value % 16 == 0 and not parameter.do_not_specialize:
+                attributes[(number,)] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, constants, attributes), options
+
+
+def compiled(kernel, arguments, capability):
+    """Return the compiled kernel and what the assembler reports of it."""
+    code, options = source(kernel, arguments)
+    target = GPUTarget("cuda", capability, 32)
+    made = triton.compile(code, target=target, options=options)
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(made.asm["ptx"])
+        file.flush()
+        architecture = f"sm_{capability}{'a' if capability == 90 else ''}"
+        answer = subprocess.run(
+            [PTXAS, "-v", f"--gpu-name={architecture}", file.name, "-o", "/dev/null"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    report = answer.stdout + answer.stderr
+    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill", report)]
+    return made, {
+        "kernel": made.metadata.name,
+        "registers": max(int(n) for n in re.findall(r"Used (\d+) registers", report)),
+        "spilled": sum(spilled),
+        "shared": made.metadata.shared,
+        "warnings": sorted(set(re.findall(r"C75\d\d", report))),
+        "wgmma": made.asm["ptx"].count("wgmma.mma_async"),
+    }
+
+
+def planned(
+    dtype=torch.bfloat16, dim=64, length=1024, batch=2, heads=4, key_heads=4, queries=None,
+    scores=True, band=True, packed=False, mask=None, dropout_p=0.0, window=(None, None),
+    needs=(True, True, True, True),
+):  # fmt: skip
+    """Return the launches of a call's forward and backward pass (one query: of decoding)."""
+
+    def empty(*shape, dtype=dtype):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def sequences(length, heads):
+        return empty(batch * length, heads, dim) if packed else empty(batch, heads, length, dim)
+
+    query = sequences(queries or length, heads)
+    key, value = sequences(length, key_heads), sequences(length, key_heads)
+    span = (queries or length) + length - 1
+    mask_rows = 1 if mask == "key" else length
+    inputs = Inputs(
+        query, key, value,
+        empty(heads, span, dtype=torch.float32) if scores else None,
+        empty(heads, 2, dtype=torch.int32) if scores and band else None,
+        None if mask is None else empty(batch, 1, mask_rows, length, dtype=torch.bool),
+        empty(dtype=torch.int32) if dropout_p else None,
+        empty(batch + 1, dtype=torch.int32) if packed else None,
+        None, length if packed else 0, 0, *window, 0.125, dropout_p,
+    )  # fmt: skip
+    problem = Problem(inputs)
+    statistics = empty(*statistics_shape(query, inputs.cu_seqlens), dtype=torch.float32)
+    if problem.decodes:
+        scratch = empty(plan.decode_numbers(problem), dtype=torch.float32)
+        return plan.decode(problem, query, statistics, scratch)
+    wanted = Gradients(
+        *(x if n else None for x, n in zip((query, key, value, inputs.scores), needs, strict=True))
+    )
+    scratch = empty(
+        plan_backward.scratch_numbers(problem, tuple(w is not None for w in wanted)),
+        dtype=torch.float32,
+    )
+    upstream = Upstream(query, None, query, statistics)
+    return [
+        *plan.forward(problem, query, statistics),
+        *plan_backward.backward(problem, upstream, wanted, scratch),
+    ]
+
+
+CALLS = {
+    "band": {},
+    "no band": {"band": False},
+    "no scores": {"scores": False, "needs": (True, True, True, False)},
+    "frozen scores": {"needs": (True, True, True, False)},
+    "scores alone": {"needs": (False, False, False, True)},
+    "long": {"length": 4096},
+    "causal": {"window": (None, 0)},
+    "window": {"window": (64, 64)},
+    "packed": {"packed": True},
+    "grouped": {"key_heads": 2},
+    "ragged": {"length": 1000},
+    "key mask": {"mask": "key"},
+    "dense mask": {"mask": "dense"},
+    "dropout": {"dropout_p": 0.1},
+    "short": {"length": 128},
+    "very short": {"length": 64},
+    "decoding": {"queries": 1, "length": 8192},
+    "16 wide": {"dim": 16},
+    "32 wide": {"dim": 32},
+    "128 wide": {"dim": 128},
+    "256 wide": {"dim": 256},
+    "float16": {"dtype": torch.float16},
+    "float32": {"dtype": torch.float32},
+    "float32, 128 wide": {"dtype": torch.float32, "dim": 128},
+    "float32, 256 wide": {"dtype": torch.float32, "dim": 256},
+}
+
+
+if __name__ == "__main__":
+    capability, chosen = int(sys.argv[1]), sys.argv[2:] or list(CALLS)
+    problems.has_copy_engine = lambda device: capability >= 90
+    for name in chosen:
+        for kernel, _, arguments in planned(**CALLS[name]):
+            _, report = compiled(kernel, arguments, capability)
+            print(json.dumps({"call": name} | report), flush=True)

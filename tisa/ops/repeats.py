@@ -1,0 +1,59 @@
+"""A call that was made before is not looked at again.
+
+With short sequences Python takes longer than the GPU, and a training loop makes the same calls at
+the same addresses again and again (PyTorch's allocator hands out the same memory). So a backend may
+say how to repeat a call (`repeat`), which is kept under all that a check or a choice depends on.
+"""
+
+from collections.abc import Callable, Hashable
+
+import torch
+
+from tisa.ops.context import autocast_enabled, identity, plain
+from tisa.shapes import Tensor
+
+# From query, key, value, scores, band and mask to the output.
+Repeat = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
+
+# Forgetting all at once is simpler than forgetting the oldest.
+_MOST = 1024
+# None for a call that was made once: many are never made again.
+_repeats: dict[Hashable, Repeat | None] = {}
+
+
+def signature(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scores: Tensor | None,
+    band: Tensor | None,
+    mask: Tensor | None,
+    *told: object,
+) -> Hashable | None:
+    """Return what tells this call from all others; None where it must be looked at every time."""
+    if not plain(query, key, value, scores, band, mask):
+        return None
+    if not all(type(x) in (bool, int, float, str, type(None)) for x in told):
+        return None
+    if mask is not None and (mask.ndim != 4 or mask.requires_grad):
+        return None
+    device = query.device
+    if device.type == "meta":
+        return None
+    autocast = torch.get_autocast_dtype(device.type) if autocast_enabled(device) else None
+    return identity(query, key, value, scores, band, mask), autocast, told
+
+
+def find(signature: Hashable | None) -> Repeat | None:
+    """Return how to repeat the call, if it was made before."""
+    return _repeats.get(signature)
+
+
+def keep(signature: Hashable, repeat: Callable[[], Repeat | None]) -> None:
+    """Remember a call, and from the second time on how to repeat it."""
+    if signature in _repeats:
+        _repeats[signature] = repeat()
+        return
+    if len(_repeats) >= _MOST:
+        _repeats.clear()
+    _repeats[signature] = None

@@ -1,0 +1,143 @@
+"""The fused backend: attention with scores at the speed of attention without them.
+
+docs/attention.md derives it. Every line imports only from lines above it:
+
+    tiles.py           where a tile stands, what it adds to the logits
+    forward.py         attention
+    scores.py          the gradient of the score vector
+    backward_query.py  the gradient of the query, and what the others need
+    backward_key.py    the gradients of key and value
+    small.py           the whole backward pass of short sequences
+    decode.py          one query against many keys
+    configs.py         tile sizes
+    problem.py         a call's inputs as the kernels read them
+    plan.py            which kernels a forward pass launches
+    plan_backward.py   which a backward pass launches: only what is needed
+    launching.py       how they are launched, and remembered
+    operators.py       what PyTorch sees of it
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tisa.ops.call import Call
+from tisa.ops.context import needs_gradient, transformed
+from tisa.ops.dropout import dropout_seed
+from tisa.ops.repeats import Repeat
+from tisa.ops.triton import operators
+from tisa.ops.triton.forward import forward_kernel
+from tisa.ops.triton.problem import Inputs
+from tisa.ops.triton.tiles import ROW_PADDING
+
+DEVICES = ("cuda", "xpu")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def refuses(call: Call) -> str | None:
+    """Return why this backend cannot do the call, or None."""
+    if call.query.device.type not in DEVICES and not interpreted():
+        return "it needs a GPU (or TRITON_INTERPRET=1, to debug it)"
+    if call.query.device.type == "cuda" and not _new_enough(call.query.device):
+        return "it needs a GPU of compute capability 8.0 or higher"
+    if call.query.dtype not in DTYPES:
+        return f"it has no {str(call.query.dtype).removeprefix('torch.')}"
+    if interpreted() and call.query.dtype == torch.bfloat16:
+        return "Triton's interpreter multiplies bfloat16 as integers"
+    if max(call.query.shape[-1], call.value.shape[-1]) > 256:
+        return "its heads are at most 256 wide"
+    if needs_gradient(call.attn_mask):
+        return "it computes no gradient for attn_mask"
+    if transformed():
+        # Not left to PyTorch: an operator without a jvp drops the tangent and says nothing.
+        return "torch.func and forward-mode derivatives cannot look into it"
+    return None
+
+
+# Asked once, here: a compiled graph cannot ask.
+_INTERPRETED = not hasattr(forward_kernel, "device_caches")
+
+
+def interpreted() -> bool:
+    """Whether Triton runs its kernels in Python, on any device."""
+    return _INTERPRETED
+
+
+def _new_enough(device: torch.device) -> bool:
+    if torch.version.hip is not None or torch.compiler.is_compiling():
+        return True
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def attend(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Return the attention output in the query's dtype and, if asked for, the log-sum-exp."""
+    scores, top = call.scores, None
+    if scores is not None and call.query.dtype == torch.float32:
+        # Scores enter only by their differences. Taken from the highest, those that count are
+        # small, and keep the digits that the backward pass needs to find the same weights again.
+        with torch.no_grad():
+            seen = call.offset_logits()
+            assert seen is not None
+            top = seen.amax(-1, keepdim=True)
+            top = torch.where(top == -torch.inf, 0.0, top)
+        scores = scores - top
+    output, statistics = operators.attend(
+        _inputs(call, scores),
+        inference=not needs_gradient(call.query, call.key, call.value, call.scores),
+    )
+    if not call.return_lse:
+        return output, None
+    lse = _log_sum_exp(call, statistics)
+    if top is not None:
+        lse = lse + (top.view(-1) if call.packed else top)
+    return output, lse
+
+
+def repeat(call: Call) -> Repeat | None:
+    """Return what does this call again with tensors that lie in the same places; None if nothing.
+
+    It takes query, key, value, scores, band and mask, and looks at none of them.
+    """
+    settled = call.dropout_p == 0 and not call.packed and isinstance(call.query_start, int)
+    if not settled or call.return_lse or call.query.dtype == torch.float32:
+        return None
+    return operators.repeat(_inputs(call, call.scores))
+
+
+def _inputs(call: Call, scores: Tensor | None) -> Inputs:
+    start = call.query_start
+    return Inputs(
+        call.query,
+        call.key,
+        call.value,
+        scores,
+        call.band,
+        call.attn_mask,
+        dropout_seed(call.query) if call.dropout_p > 0 else None,
+        call.cu_seqlens,
+        start if isinstance(start, Tensor) else None,
+        call.max_seqlen,
+        0 if isinstance(start, Tensor) else start,
+        *call.reach,
+        call.scale,
+        call.dropout_p,
+    )
+
+
+def _log_sum_exp(call: Call, statistics: Tensor) -> Tensor:
+    """Return the log-sum-exp of each query; plain PyTorch, so gradients flow back through it."""
+    # The halves of a float32 one; of those the kernels read the gradient of the first.
+    total = statistics.sum(0) if statistics.shape[0] == 2 else statistics[0]
+    total = torch.where(total == torch.inf, -torch.inf, total * math.log(2))
+    if not call.packed:
+        batch, heads, queries = call.query.shape[:3]
+        return total.view(batch, heads, -1)[..., :queries]
+    assert call.cu_seqlens is not None
+    number = call.sequence_of_token()
+    token = torch.arange(number.shape[0], device=number.device)
+    # As `tiles.place` has it: sequences apart, each from a multiple of four.
+    first = call.cu_seqlens[number.clamp_min(0)]
+    place = token + (-first) % 4 + number.clamp_min(0) * ROW_PADDING.value
+    rows = total[:, place.clamp_max(total.shape[1] - 1)].transpose(0, 1)
+    return torch.where((number >= 0)[:, None], rows, -torch.inf)

@@ -1,0 +1,328 @@
+"""The kernels as operators of PyTorch: forward, backward, what they return, how they differentiate.
+
+`tisa::triton_forward` and `tisa::triton_backward` are what a compiled graph, a checkpoint's policy
+or a fake tensor sees. In plain eager code the same two functions run inside an autograd.Function,
+which gets there in half the time.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from tisa.ops.context import needs_gradient, plain
+from tisa.ops.repeats import Repeat
+from tisa.ops.triton import plan, plan_backward
+from tisa.ops.triton.launching import Known, known, launch, layout
+from tisa.ops.triton.plan_backward import Gradients, Upstream
+from tisa.ops.triton.problem import Inputs, Problem, loadable, statistics_shape
+
+Needs = tuple[bool, bool, bool, bool]
+
+
+class Prepared(NamedTuple):
+    """The inputs as the kernels can read them, and what is remembered of calls with them."""
+
+    inputs: Inputs
+    known: Known
+
+
+def prepared(inputs: Inputs) -> Prepared:
+    """Return the inputs, copied where a descriptor could not read them as they lie."""
+    inputs = inputs._replace(
+        query=loadable(inputs.query),
+        key=loadable(inputs.key),
+        value=loadable(inputs.value),
+        scores=None if inputs.scores is None else inputs.scores.contiguous(),
+        band=None if inputs.band is None else inputs.band.contiguous(),
+    )
+    numbers = (inputs[9:], inputs.query.device.index, torch.get_float32_matmul_precision())
+    return Prepared(inputs, known(inputs[:9], *numbers))
+
+
+def run_forward(ready: Prepared, *, inference: bool) -> tuple[Tensor, Tensor]:
+    """Return the output and, for each query, the logarithm of its sum of weights to base 2."""
+    inputs = ready.inputs
+    output, statistics = _new_outputs(inputs.query, inputs.value, inputs.cu_seqlens)
+    scratch = None
+    if inference and inputs.query.shape[-2] <= 64:
+        size = _size(ready, "decode", lambda: plan.decode_numbers(Problem(inputs)))
+        if size:
+            scratch = torch.empty(size, dtype=torch.float32, device=output.device)
+
+    def made() -> list[plan.Launch]:
+        problem = Problem(inputs)
+        if scratch is not None:
+            return plan.decode(problem, output, statistics, scratch)
+        return plan.forward(problem, output, statistics)
+
+    what = "forward" if scratch is None else "decode"
+    written = (output, statistics, scratch)
+    launch(ready.known, what, inputs[:9], written, made, output.device)
+    return output, statistics
+
+
+def run_backward(
+    ready: Prepared, upstream: Upstream, needs: Needs
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients; one that is not needed is an empty tensor."""
+    inputs = ready.inputs
+    gradients = _new_gradients(inputs, needs)
+    computed = _computed(needs)
+    upstream = Upstream(
+        loadable(upstream.grad_output), upstream.grad_statistics, loadable(upstream.output),
+        upstream.statistics,
+    )  # fmt: skip
+    size = _size(ready, computed, lambda: plan_backward.scratch_numbers(Problem(inputs), computed))
+    scratch = torch.empty(size, dtype=torch.float32, device=upstream.output.device)
+
+    def made() -> list[plan.Launch]:
+        wanted = Gradients(*(g if c else None for g, c in zip(gradients, computed, strict=True)))
+        return plan_backward.backward(Problem(inputs), upstream, wanted, scratch)
+
+    # They may lie in any way; the rest is as the inputs make it.
+    what = (computed, layout(upstream.grad_output), layout(upstream.grad_statistics))
+    others = (*upstream, *gradients, scratch)
+    launch(ready.known, what, inputs[:9], others, made, upstream.output.device)
+    return gradients
+
+
+def _size(ready: Prepared, what: Hashable, count: Callable[[], int]) -> int:
+    """Return how many numbers of scratch memory are needed, counted once."""
+    sizes = ready.known.shape.sizes
+    found = sizes.get(what)
+    if found is None:
+        found = sizes[what] = count()
+    return found
+
+
+def _new_outputs(query: Tensor, value: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    output = _like(query, cu_seqlens, value.shape[-1])
+    shape = statistics_shape(query, cu_seqlens)
+    return output, query.new_empty(shape, dtype=torch.float32)
+
+
+def _like(tensor: Tensor, cu_seqlens: Tensor | None, width: int) -> Tensor:
+    if width == tensor.shape[-1]:
+        # As the input lies, so that what follows (a transpose back, mostly) is free.
+        new = torch.empty_like(tensor)
+    else:
+        new = tensor.new_empty(*tensor.shape[:-1], width)
+    # Tokens after the last packed sequence belong to no program.
+    return new if cu_seqlens is None else new.zero_()
+
+
+def _computed(needs: Needs) -> Needs:
+    """Return which gradients are computed: those of key and value come together."""
+    query, key, value, scores = needs
+    return query, key or value, key or value, scores
+
+
+def _new_gradients(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    query, key, value, scores = _computed(needs)
+    # An operator cannot return "no tensor"; an empty one stands for it.
+    none = inputs.query.new_empty
+    ends = inputs.cu_seqlens
+    return (
+        _like(inputs.query, ends, inputs.query.shape[-1]) if query else none(0),
+        _like(inputs.key, ends, inputs.key.shape[-1]) if key else none(0),
+        _like(inputs.value, ends, inputs.value.shape[-1]) if value else none(0),
+        inputs.scores.new_empty(inputs.scores.shape)
+        if scores and inputs.scores is not None
+        else none(0),
+    )
+
+
+@torch.library.custom_op("tisa::triton_forward", mutates_args=())
+def forward_operator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scores: Tensor | None,
+    band: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    cu_seqlens: Tensor | None,
+    start_pointer: Tensor | None,
+    max_seqlen: int,
+    start: int,
+    left: int | None,
+    right: int | None,
+    scale: float,
+    dropout_p: float,
+    inference: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the output and the statistics of each query."""
+    inputs = Inputs(
+        query, key, value, scores, band, mask, seed, cu_seqlens, start_pointer,
+        max_seqlen, start, left, right, scale, dropout_p,
+    )  # fmt: skip
+    return run_forward(prepared(inputs), inference=inference)
+
+
+@torch.library.custom_op("tisa::triton_backward", mutates_args=())
+def backward_operator(
+    grad_output: Tensor,
+    grad_statistics: Tensor | None,
+    output: Tensor,
+    statistics: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scores: Tensor | None,
+    band: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    cu_seqlens: Tensor | None,
+    start_pointer: Tensor | None,
+    max_seqlen: int,
+    start: int,
+    left: int | None,
+    right: int | None,
+    scale: float,
+    dropout_p: float,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key, value and scores."""
+    inputs = Inputs(
+        query, key, value, scores, band, mask, seed, cu_seqlens, start_pointer,
+        max_seqlen, start, left, right, scale, dropout_p,
+    )  # fmt: skip
+    upstream = Upstream(grad_output, grad_statistics, output, statistics)
+    return run_backward(prepared(inputs), upstream, (needs[0], needs[1], needs[2], needs[3]))
+
+
+@forward_operator.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _new_outputs(query, value, rest[4])
+
+
+@backward_operator.register_fake
+def _(
+    grad_output: Tensor, grad_statistics: Tensor | None, output: Tensor, statistics: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    *inputs, needs = rest
+    return _new_gradients(Inputs(*inputs), needs)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output, *inputs[:9])
+    ctx.rest = inputs[9:15]
+    # Of a log-sum-exp that nobody asked for there is no gradient, not one of zeros.
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(
+    ctx: Any, grad_output: Tensor | None, grad_statistics: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    output, statistics, *tensors = ctx.saved_tensors
+    if grad_output is None:
+        if grad_statistics is None:
+            return (None,) * 16
+        grad_output = torch.zeros_like(output)
+    needs = [bool(need) for need in ctx.needs_input_grad[:4]]
+    gradients = backward_operator(
+        grad_output, grad_statistics, output, statistics, *tensors, *ctx.rest, needs
+    )
+    return (*(g if need else None for g, need in zip(gradients, needs, strict=True)), *[None] * 12)
+
+
+forward_operator.register_autograd(_differentiate, setup_context=_save)
+
+
+def _no_second_derivative(ctx: Any, *gradients: Tensor) -> NoReturn:
+    raise RuntimeError(
+        'tisa.attention: backend "triton" has no second derivative; take backend="reference"'
+    )
+
+
+backward_operator.register_autograd(_no_second_derivative)
+
+
+class Eager(torch.autograd.Function):
+    """The same two functions without the operators in between.
+
+    What has no gradient comes in tuples: PyTorch looks at every argument by itself.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scores: Tensor | None,
+        rest: tuple[Any, ...],
+        before: Known | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `forward_operator` returns; `before`: the inputs were looked at before."""
+        inputs = Inputs(query, key, value, scores, *rest)
+        ready = prepared(inputs) if before is None else Prepared(inputs, before)
+        output, statistics = run_forward(ready, inference=False)
+        ctx.save_for_backward(output, statistics, *ready.inputs[:9])
+        ctx.known, ctx.numbers = ready.known, inputs[9:]
+        ctx.set_materialize_grads(False)
+        return output, statistics
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_output: Tensor | None, grad_statistics: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the inputs."""
+        output, statistics, *tensors = ctx.saved_tensors
+        if grad_output is None:
+            if grad_statistics is None:
+                return (None,) * 6
+            grad_output = torch.zeros_like(output)
+        needs = ctx.needs_input_grad[:4]
+        if torch.is_grad_enabled():
+            # Somebody will differentiate this again: the operator says that it cannot be.
+            gradients = backward_operator(
+                grad_output, grad_statistics, output, statistics, *tensors, *ctx.numbers,
+                list(needs),
+            )  # fmt: skip
+        else:
+            gradients = run_backward(
+                Prepared(Inputs(*tensors, *ctx.numbers), ctx.known),
+                Upstream(grad_output, grad_statistics, output, statistics),
+                needs,
+            )
+        found = [g if need else None for g, need in zip(gradients, needs, strict=True)]
+        return (*found, None, None)
+
+
+def attend(inputs: Inputs, *, inference: bool) -> tuple[Tensor, Tensor]:
+    """Return what `forward_operator` returns, the shortest way that is right here."""
+    if not plain(inputs.query):
+        return forward_operator(*inputs, inference)
+    if inference:
+        return run_forward(prepared(inputs), inference=True)
+    return Eager.apply(*inputs[:4], inputs[4:], None)
+
+
+def repeat(inputs: Inputs) -> Repeat | None:
+    """Return what does the same call again, with tensors that lie where these do.
+
+    None where they would have to be copied first.
+    """
+    ready = prepared(inputs)
+    if any(a is not b for a, b in zip(ready.inputs, inputs, strict=True)):
+        return None
+    before, after = ready.known, inputs[6:]
+
+    def again(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scores: Tensor | None,
+        band: Tensor | None,
+        mask: Tensor | None,
+    ) -> Tensor:
+        if needs_gradient(query, key, value, scores):
+            return Eager.apply(query, key, value, scores, (band, mask, *after), before)[0]
+        inputs = Inputs(query, key, value, scores, band, mask, *after)
+        return run_forward(Prepared(inputs, before), inference=True)[0]
+
+    return again

@@ -1,0 +1,146 @@
+"""Tensors in, a plan out: which kernels a forward pass launches, and with what.
+
+Outputs are written through pointers, because a tile may reach into the next sequence.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from tisa.ops.triton.configs import Tiles
+from tisa.ops.triton.decode import decode_kernel, merge_kernel
+from tisa.ops.triton.forward import forward_kernel
+from tisa.ops.triton.problem import Problem, batched
+from tisa.ops.triton.tiles import LOG2E
+
+# Programs that a decoding step is cut into, keys that one of them reads at a time and at least.
+DECODE_PROGRAMS, DECODE_KEYS, SHORTEST_PART = 528, 128, 256
+
+
+class Launch(NamedTuple):
+    """One kernel with its arguments."""
+
+    kernel: Any
+    programs: int
+    arguments: dict[str, Any]
+
+
+def compiled_as(tiles: Tiles) -> dict[str, int]:
+    """Return what the compiler is told."""
+    chosen = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    if tiles.maxnreg is not None and torch.version.hip is None:
+        chosen["maxnreg"] = tiles.maxnreg
+    return chosen
+
+
+def strides(name: str, tensor: Tensor | None) -> dict[str, int]:
+    """Return the strides of batch, head and position as three arguments."""
+    found = (0, 0, 0) if tensor is None else tensor.stride()[:3]
+    return dict(zip((f"{name}_b", f"{name}_h", f"{name}_n"), found, strict=True))
+
+
+def forward(problem: Problem, output: Tensor, statistics: Tensor) -> list[Launch]:
+    """Return what fills the output and the statistics of each query."""
+    tiles, inputs = problem.tiles.forward, problem.inputs
+    output = batched(output) if problem.packed else output
+    count = problem.count(tiles.block_m)
+    arguments = dict(
+        query=problem.read("query", tiles.block_m),
+        key=problem.read("key", tiles.block_n),
+        value=problem.read("value", tiles.block_n),
+        output=output,
+        **strides("output", output),
+        statistics=statistics,
+        statistics_row=statistics.shape[2],
+        statistics_size=statistics[0].numel(),
+        heads=problem.heads,
+        tiles=count,
+        scale=abs(inputs.scale) * LOG2E.value,
+        BLOCK_M=tiles.block_m,
+        BLOCK_N=tiles.block_n,
+        VALUE_WIDTH=problem.value_width,
+        RAGGED=problem.ragged(tiles.block_n),
+        BACKWARDS=inputs.right is not None,
+        NEGATIVE=inputs.scale < 0,
+        **problem.common,
+        **problem.arithmetic,
+        **compiled_as(tiles),
+    )
+    return [Launch(forward_kernel, count * problem.sequences * problem.heads, arguments)]
+
+
+def _parts(problem: Problem) -> tuple[int, int, int]:
+    """Return the rows of a decoding tile, the keys in a part, and the number of parts."""
+    rows = max(16, triton.next_power_of_2(problem.queries * problem.group))
+    units = problem.sequences * problem.key_heads
+    parts = max(1, min(DECODE_PROGRAMS // units, problem.keys // SHORTEST_PART, 128))
+    part = triton.cdiv(triton.cdiv(problem.keys, parts), DECODE_KEYS) * DECODE_KEYS
+    return rows, part, triton.cdiv(problem.keys, part)
+
+
+def decode_numbers(problem: Problem) -> int:
+    """Return how many float32 numbers decoding needs for itself; 0 where it is not decoding."""
+    if not problem.decodes:
+        return 0
+    rows, _, parts = _parts(problem)
+    return problem.sequences * problem.key_heads * parts * rows * (problem.value_dim + 2)
+
+
+def decode(problem: Problem, output: Tensor, statistics: Tensor, scratch: Tensor) -> list[Launch]:
+    """Return what fills both for inference with few queries; past the last nothing is written."""
+    query = problem.query
+    rows, part, parts = _parts(problem)
+    units = problem.sequences * problem.key_heads
+    block = DECODE_KEYS if max(problem.dim, problem.value_dim) <= 128 else DECODE_KEYS // 2
+    totals, weights = scratch.split(
+        [units * parts * rows * problem.value_dim, units * parts * rows * 2]
+    )
+    arithmetic = problem.arithmetic
+    split = arithmetic.pop("SPLIT")
+    parted = dict(
+        query=query,
+        **strides("query", query),
+        key=problem.read("key", block),
+        value=problem.read("value", block),
+        totals=totals,
+        weights=weights,
+        key_heads=problem.key_heads,
+        parts=parts,
+        part=part,
+        scale=problem.inputs.scale * LOG2E.value,
+        ROWS=rows,
+        BLOCK_N=block,
+        DIM=problem.dim,
+        VALUE_DIM=problem.value_dim,
+        WIDTH=problem.width,
+        **problem.places,
+        **problem.masking,
+        **arithmetic,
+        num_warps=4,
+        num_stages=3 if problem.half else 1,
+    )
+    merged = dict(
+        totals=totals,
+        weights=weights,
+        output=output,
+        **strides("output", output),
+        statistics=statistics,
+        statistics_row=statistics.shape[2],
+        statistics_size=statistics[0].numel(),
+        heads=problem.heads,
+        parts=parts,
+        queries=problem.queries,
+        ROWS=rows,
+        PARTS=triton.next_power_of_2(parts),
+        VALUE_DIM=problem.value_dim,
+        VALUE_WIDTH=problem.value_width,
+        GROUP=problem.group,
+        SPLIT=split,
+        num_warps=4,
+    )
+    return [
+        Launch(decode_kernel, units * parts, parted),
+        Launch(merge_kernel, problem.sequences * problem.heads * problem.queries, merged),
+    ]

@@ -1,0 +1,30 @@
+"""A transformer in which any position method can be put by name.
+
+config.py          what a transformer is made of
+cache.py           keys and values of the tokens so far
+packing.py         sequences end to end, and back to a padded batch
+forward_pass.py    where the tokens of a pass stand and what they may see
+attention.py       attention with every hook of a position method
+self_attention.py  the drop-in module for a transformer of your own
+block.py           attention and feed-forward, pre-norm or post-norm
+model.py           embeddings, blocks, hidden states out: encoder or causal decoder
+language_model.py  with a tied head: masked or causal language model
+saving.py          safetensors and a config file
+"""
+
+from tisa.transformer.cache import Cache
+from tisa.transformer.config import TransformerConfig
+from tisa.transformer.language_model import LanguageModel
+from tisa.transformer.model import Transformer
+from tisa.transformer.saving import load, save
+from tisa.transformer.self_attention import SelfAttention
+
+__all__ = [
+    "Cache",
+    "LanguageModel",
+    "SelfAttention",
+    "Transformer",
+    "TransformerConfig",
+    "load",
+    "save",
+]

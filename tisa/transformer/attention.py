@@ -1,0 +1,284 @@
+"""Self-attention with every hook of a position method: the place where positions meet attention."""
+
+import torch
+from torch import nn
+from torch.nn.functional import dropout
+
+from tisa.offsets import offset_range, to_matrix
+from tisa.ops import attention
+from tisa.ops.ring import Ring, ring_attention
+from tisa.positions import Places, Position, Prepared
+from tisa.shapes import Float, Tensor
+from tisa.transformer.forward_pass import ForwardPass
+
+# Attention weights that are made at a time where they have to be made: 64 MB in float32.
+WEIGHTS_AT_ONCE = 1 << 24
+
+
+class AttentionLayer(nn.Module):
+    """Projections of queries, keys and values, attention, and the projection of its output.
+
+    The position method is an argument of `forward`, with the number of the layer (or of the pass
+    through it) for which it is asked: layers share it. Whatever its hooks allow goes through
+    `tisa.attention`: everything but a method that wants the attention weights themselves.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        *,
+        uses_content: bool = True,
+        is_causal: bool = False,
+        attention_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.num_attention_heads = num_attention_heads
+        self.is_causal = is_causal
+        self.attention_dropout = attention_dropout
+        self.query = nn.Linear(hidden_size, hidden_size) if uses_content else None
+        self.key = nn.Linear(hidden_size, hidden_size) if uses_content else None
+        self.value = nn.Linear(hidden_size, hidden_size)
+        self.output = nn.Linear(hidden_size, hidden_size)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "*batch tokens hidden"],
+        position: Position,
+        layer: int,
+        run: ForwardPass,
+    ) -> Float[Tensor, "*batch tokens hidden"]:
+        """Return what the layer adds to the hidden states."""
+        query, key, value = self._project(hidden, position, layer, run.prepared)
+        packing = run.packing
+        if packing is None:
+            mixed = self._attend(hidden, query, key, value, position, layer, run)
+        elif position.dense or position.needs_weights:
+            query, key = (None if x is None else packing.pad(x) for x in (query, key))
+            padded = ForwardPass(run.prepared, packing.mask())
+            mixed = self._attend(
+                packing.pad(hidden), query, key, packing.pad(value), position, layer, padded
+            )
+            mixed = packing.unpad(mixed)
+        else:
+            mixed = self._fused(query, key, value, None, position, layer, run)
+        return self.output(mixed.flatten(-2))
+
+    def logits(
+        self,
+        hidden: Float[Tensor, "batch tokens hidden"],
+        position: Position,
+        layer: int,
+        prepared: Prepared,
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """Return the logits of every pair before masks: what the softmax is taken of.
+
+        A dense tensor, to look at; `forward` makes it only for methods that cannot do without.
+        """
+        query, key, _ = self._project(hidden, position, layer, prepared)
+        if query is not None and key is not None:
+            query, key = query.transpose(1, 2), key.transpose(1, 2)
+        return self._logits(hidden, query, key, position, layer, prepared)
+
+    @property
+    def _dropout_p(self) -> float:
+        return self.attention_dropout if self.training else 0.0
+
+    def _project(
+        self, hidden: Tensor, position: Position, layer: int, prepared: Prepared
+    ) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Return queries, keys and values with positions in them, (*batch, tokens, heads, dim)."""
+        maps = (self.query, self.key, self.value)
+        found = [None if m is None else m(hidden) for m in maps]
+        added = position.project(layer, prepared)
+        if added is not None:
+            found = [
+                None if x is None else x + a.to(x.dtype) for x, a in zip(found, added, strict=True)
+            ]
+        heads = (self.num_attention_heads, -1)
+        query, key, value = (None if x is None else x.unflatten(-1, heads) for x in found)
+        if query is not None and key is not None:
+            query, key = position.rotate(query, prepared), position.rotate(key, prepared)
+        assert value is not None
+        return query, key, value
+
+    def _attend(
+        self,
+        hidden: Float[Tensor, "batch tokens hidden"],
+        query: Float[Tensor, "batch tokens heads dim"] | None,
+        key: Float[Tensor, "batch tokens heads dim"] | None,
+        value: Float[Tensor, "batch tokens heads dim"],
+        position: Position,
+        layer: int,
+        run: ForwardPass,
+    ) -> Float[Tensor, "batch tokens heads dim"]:
+        """Return each head's output for a padded batch."""
+        query, key = (None if x is None else x.transpose(1, 2) for x in (query, key))
+        value = value.transpose(1, 2)
+        if run.cache is not None:
+            key, value = run.cache.extend(layer, key, value)
+        mask = None if run.attention_mask is None else run.attention_mask[:, None, None, :]
+        if position.needs_weights:
+            mixed = self._weighted(hidden, query, key, value, mask, position, layer, run.prepared)
+            return mixed.transpose(1, 2)
+        if position.dense:
+            logits = position.dense_logits(layer, query, hidden, run.prepared)
+            if query is None:
+                # No content: queries and keys of zeros, one wide.
+                key = torch.zeros_like(value[..., :1])
+                query = key.new_zeros(*key.shape[:2], hidden.shape[1], 1)
+            else:
+                query = position.content(layer, query)
+            if logits is not None:
+                logits = logits.to(query.dtype)
+                mask = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
+        return self._fused(query, key, value, mask, position, layer, run).transpose(1, 2)
+
+    def _weighted(
+        self,
+        hidden: Tensor,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Float[Tensor, "batch heads keys dim"],
+        mask: Tensor | None,
+        position: Position,
+        layer: int,
+        prepared: Prepared,
+    ) -> Float[Tensor, "batch heads queries dim"]:
+        """Return each head's output for a method that wants the weights themselves.
+
+        Without gradients some queries at a time: no queries × keys in memory. (With them the
+        weights of all are kept for the backward pass anyhow.)
+        """
+        places = prepared.places
+        at_once = places.queries
+        if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            for_each = max(1, value.shape[0] * value.shape[1] * places.keys)
+            at_once = max(1, WEIGHTS_AT_ONCE // for_each)
+        if at_once >= places.queries:
+            weights = self._weights(hidden, query, key, mask, position, layer, prepared)
+            weights = weights.to(value.dtype)
+            mixed = weights @ value
+            added = position.values(layer, weights, prepared)
+            return mixed if added is None else mixed + added
+        parts = []
+        for first in range(0, places.queries, at_once):
+            some = slice(first, min(first + at_once, places.queries))
+            start, stop = places.query_start + some.start, places.query_start + some.stop
+            keys = stop if self.is_causal else places.keys
+            stands = torch.arange(start, stop, device=value.device)
+            here = position.prepare(Places(some.stop - some.start, keys, start, stands))
+            parts.append(
+                self._weighted(
+                    hidden[:, some],
+                    None if query is None else query[:, :, some],
+                    None if key is None else key[:, :, :keys],
+                    value[:, :, :keys],
+                    None if mask is None else mask[..., :keys],
+                    position,
+                    layer,
+                    here,
+                )
+            )
+        return torch.cat(parts, dim=2)
+
+    def _fused(
+        self,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Tensor,
+        mask: Tensor | None,
+        position: Position,
+        layer: int,
+        run: ForwardPass,
+    ) -> Tensor:
+        """Return `tisa.attention` of a padded or a packed batch, in its layout."""
+        assert query is not None
+        assert key is not None
+        scores = position.offset_scores(layer, run.prepared)
+        if run.ring is not None:
+            return self._around(query, key, value, scores, position, layer, run.ring)
+        mixed = attention(
+            query,
+            key,
+            value,
+            scores,
+            band=None if scores is None else position.band(layer, query.dtype),
+            attn_mask=mask,
+            is_causal=self.is_causal,
+            dropout_p=self._dropout_p,
+            cu_seqlens=None if run.packing is None else run.packing.cu_seqlens,
+            max_seqlen=None if run.packing is None else run.packing.max_seqlen,
+        )
+        assert isinstance(mixed, Tensor)
+        return mixed
+
+    def _around(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scores: Tensor | None,
+        position: Position,
+        layer: int,
+        ring: Ring,
+    ) -> Tensor:
+        """Return attention over a sequence that is spread over several processes."""
+        if self._dropout_p:
+            raise ValueError(f"attention_dropout must be 0 with a ring, got {self._dropout_p}")
+        band = None if scores is None else position.band(layer, query.dtype)
+        return ring_attention(query, key, value, scores, ring, band=band, is_causal=self.is_causal)
+
+    def _logits(
+        self,
+        hidden: Tensor,
+        query: Tensor | None,
+        key: Tensor | None,
+        position: Position,
+        layer: int,
+        prepared: Prepared,
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """Return all logits in float32 or better."""
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        places = prepared.places
+        logits = hidden.new_zeros(1, dtype=dtype)
+        if query is not None and key is not None:
+            asking = position.content(layer, query) if position.dense else query
+            logits = (asking @ key.transpose(-1, -2)).to(dtype) * query.shape[-1] ** -0.5
+        scores = position.offset_scores(layer, prepared)
+        if scores is not None:
+            logits = logits + to_matrix(scores.to(dtype), places.queries, places.keys)
+        if position.dense:
+            added = position.dense_logits(layer, query, hidden, prepared)
+            if added is not None:
+                logits = logits + added.to(dtype)
+        heads = self.num_attention_heads
+        return logits.expand(hidden.shape[0], heads, places.queries, places.keys)
+
+    def _weights(
+        self,
+        hidden: Tensor,
+        query: Tensor | None,
+        key: Tensor | None,
+        mask: Tensor | None,
+        position: Position,
+        layer: int,
+        prepared: Prepared,
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """Return the attention weights themselves, zeros for a query that may look at nothing."""
+        logits = self._logits(hidden, query, key, position, layer, prepared)
+        places = prepared.places
+        if self.is_causal:
+            offsets = offset_range(
+                places.queries,
+                places.keys,
+                query_start=places.query_start,
+                device=logits.device,
+            )
+            hidden_ahead = torch.where(offsets > 0, -torch.inf, 0.0).to(logits.dtype)
+            logits = logits + to_matrix(hidden_ahead, places.queries, places.keys)
+        if mask is not None:
+            logits = logits.masked_fill(~mask, -torch.inf)
+        blind = (logits == -torch.inf).all(-1, keepdim=True)
+        weights = logits.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+        return dropout(weights, self._dropout_p)

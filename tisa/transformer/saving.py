@@ -1,0 +1,122 @@
+"""A model in a folder: `model.safetensors` and `config.json`."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tisa.transformer.config import TransformerConfig
+from tisa.transformer.language_model import LanguageModel
+from tisa.transformer.model import Transformer
+
+WEIGHTS, CONFIG, FORMAT = "model.safetensors", "config.json", 1
+# Where `torch.compile` puts the model, or the part of it, that it was given.
+COMPILED = "_orig_mod"
+# In the config file too, for Hugging Face's Auto classes (`tisa.hf`).
+HF_MODEL_TYPE = "tisa-transformer"
+MODELS: dict[str, type[Transformer] | type[LanguageModel]] = {
+    "Transformer": Transformer,
+    "LanguageModel": LanguageModel,
+}
+
+
+def save(model: nn.Module, folder: str | Path) -> None:
+    """Write a model's weights and its config into a folder, each file whole or not at all.
+
+    It is a `Transformer` or a `LanguageModel`; of a compiled one, what was compiled is written.
+    """
+    safetensors = _safetensors()
+    model = getattr(model, COMPILED, model)
+    if not isinstance(model, (Transformer, LanguageModel)) or type(model).__name__ not in MODELS:
+        raise TypeError(
+            f"model must be a {' or a '.join(MODELS)} itself, which `load` knows, got "
+            f"{type(model).__name__}; pass it without what is around it"
+        )
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {
+        "format": FORMAT,
+        "model": type(model).__name__,
+        "config": model.config.to_dict(),
+        "model_type": HF_MODEL_TYPE,
+        "architectures": [_architecture(model)],
+    }
+    state = {
+        name.replace(f"{COMPILED}.", ""): value.detach().contiguous()
+        for name, value in model.state_dict().items()
+    }
+    for name, content in (
+        (WEIGHTS, safetensors.save(state, metadata={"format": "pt"})),
+        (CONFIG, (json.dumps(written, indent=2) + "\n").encode()),
+    ):
+        # A crash while writing leaves what was there before.
+        unfinished = folder / f".{name}.unfinished"
+        unfinished.write_bytes(content)
+        os.replace(unfinished, folder / name)
+
+
+def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Transformer | LanguageModel:
+    """Return the model that was saved in a folder, with its weights, in evaluation mode."""
+    safetensors = _safetensors()
+    folder = Path(folder)
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"{folder} must be a folder written by tisa.transformer.save, got no {name} in it"
+            )
+    try:
+        written = json.loads((folder / CONFIG).read_text())
+        format_, kind, values = (written[name] for name in ("format", "model", "config"))
+    except (ValueError, KeyError, TypeError) as broken:
+        raise ValueError(
+            f"{folder / CONFIG} is not a config of tisa.transformer: {broken}"
+        ) from None
+    if format_ != FORMAT or kind not in MODELS:
+        raise ValueError(
+            f"{folder / CONFIG} must have format {FORMAT} and a model of {', '.join(MODELS)}, got "
+            f"{format_} and {kind}; written by a newer version of tisa?"
+        )
+    try:
+        state = safetensors.load((folder / WEIGHTS).read_bytes())
+    except Exception as broken:
+        raise ValueError(f"{folder / WEIGHTS} cannot be read: {broken}; is it whole?") from None
+    model = MODELS[kind](TransformerConfig.from_dict(values))
+    expected = set(model.state_dict())
+    if set(state) != expected:
+        raise ValueError(
+            f"{folder / WEIGHTS} must have the weights that its config asks for; missing: "
+            f"{sorted(expected - set(state))[:5]}, unexpected: {sorted(set(state) - expected)[:5]}"
+        )
+    for name, value in model.state_dict().items():
+        if value.shape != state[name].shape:
+            raise ValueError(
+                f"{folder / WEIGHTS}: {name} must be of shape {tuple(value.shape)} by its config, "
+                f"got {tuple(state[name].shape)}"
+            )
+    if all(value.dtype == torch.float64 for value in state.values()):
+        # Scoring functions compute in what the module was moved to, not in what its weights are.
+        model.double()
+    model.load_state_dict(state, assign=True)
+    return model.to(device).eval()
+
+
+def _architecture(model: Transformer | LanguageModel) -> str:
+    """Return the name of the class in `tisa.hf` that holds such a model."""
+    if isinstance(model, Transformer):
+        return "TisaTransformerModel"
+    kind = "CausalLM" if model.config.is_causal else "MaskedLM"
+    return f"TisaTransformerFor{kind}"
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as missing:
+        raise ImportError(
+            "models are saved and loaded with safetensors, which is not installed; "
+            'run: pip install "tisa[experiments]"'
+        ) from missing
+    return safetensors.torch

@@ -1,0 +1,127 @@
+"""The drop-in module for a transformer of your own: (batch, length, hidden) in and out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from tisa.positions import Position, PositionConfig, build_position, places_of
+from tisa.shapes import Bool, Float, Int, Int32, Tensor
+from tisa.transformer.attention import AttentionLayer
+from tisa.transformer.cache import Cache
+from tisa.transformer.forward_pass import begin
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with a position method of its own.
+
+    `position` is a name from `tisa.positions.METHODS`, its keyword arguments in
+    `position_options`; or a `Position` that several layers share, this one being number `layer`.
+    Layers that share a position may share a cache too; the others need one each.
+
+    A method that enters at the input embeddings enters at this layer's input if it was given by
+    name; one that is shared is for the transformer that shares it to put there (`position.embed`).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        *,
+        position: str | Position = "tisa",
+        position_options: Mapping[str, Any] | None = None,
+        layer: int = 0,
+        is_causal: bool = False,
+        max_position_embeddings: int = 512,
+        attention_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embeds = isinstance(position, str)
+        if isinstance(position, str):
+            if layer != 0:
+                raise ValueError(
+                    f"SelfAttention: layer must be 0 where position is a name, got {layer}; it "
+                    "says which layer this is of those that share a position: pass the Position"
+                )
+            config = PositionConfig(
+                hidden_size=hidden_size,
+                num_attention_heads=num_attention_heads,
+                num_hidden_layers=1,
+                max_position_embeddings=max_position_embeddings,
+                is_causal=is_causal,
+                options=dict(position_options or {}),
+            )
+            position = build_position(position, config)
+        elif position_options:
+            raise ValueError(
+                "SelfAttention: position_options must be None where position is a module, got "
+                f"{dict(position_options)}; pass them when you build it"
+            )
+        sizes = (position.config.hidden_size, position.config.num_attention_heads)
+        if sizes != (hidden_size, num_attention_heads):
+            raise ValueError(
+                f"SelfAttention: position must be made for hidden_size {hidden_size} and "
+                f"num_attention_heads {num_attention_heads}, got {sizes[0]} and {sizes[1]}"
+            )
+        if position.config.is_causal != is_causal:
+            # T5's buckets and TUPE's special first token are other ones in a decoder.
+            raise ValueError(
+                f"SelfAttention: position must be made for is_causal={is_causal}, got "
+                f"{position.config.is_causal}; it is set in its PositionConfig"
+            )
+        if not 0 <= layer < position.config.num_hidden_layers:
+            raise ValueError(
+                f"SelfAttention: layer must lie in 0 … {position.config.num_hidden_layers - 1} "
+                f"(the position method's num_hidden_layers), got {layer}"
+            )
+        self.position = position
+        self.layer = layer
+        self.attention = AttentionLayer(
+            hidden_size,
+            num_attention_heads,
+            uses_content=position.uses_content,
+            is_causal=is_causal,
+            attention_dropout=attention_dropout,
+        )
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "*batch tokens hidden"],
+        *,
+        attention_mask: Bool[Tensor, "batch keys"] | Int[Tensor, "batch keys"] | None = None,
+        cache: Cache | None = None,
+        cu_seqlens: Int32[Tensor, " ends"] | None = None,
+        max_seqlen: int | None = None,
+    ) -> Float[Tensor, "*batch tokens hidden"]:
+        """Return the attention's output, of the shape of its input.
+
+        Args:
+            hidden: (batch, length, hidden), or (total, hidden) for a packed batch.
+            attention_mask: True (or 1) for tokens, False (or 0) for padding; with a cache it
+                covers the tokens in the cache too.
+            cache: what earlier calls have seen; these tokens come after them and are added to it.
+            cu_seqlens: a packed batch: the ends of the sequences, after a leading 0.
+            max_seqlen: length of the longest packed sequence.
+        """
+        run = begin(
+            self.position,
+            hidden,
+            layer=self.layer,
+            is_causal=self.attention.is_causal,
+            attention_mask=attention_mask,
+            cache=cache,
+            cu_seqlens=cu_seqlens,
+            max_seqlen=max_seqlen,
+        )
+        if self.embeds:
+            hidden = self.position.embed(hidden, run.prepared)
+        return self.attention(hidden, self.position, self.layer, run)
+
+    def logits(
+        self, hidden: Float[Tensor, "batch tokens hidden"]
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """Return the logits of every pair before masks, as a dense tensor to look at."""
+        prepared = self.position.prepare(places_of(hidden.shape[1], hidden.device))
+        if self.embeds:
+            hidden = self.position.embed(hidden, prepared)
+        return self.attention.logits(hidden, self.position, self.layer, prepared)
