@@ -21,7 +21,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 demo: $(READY)
-	$(BIN)/tisa demo --out demo
+	$(BIN)/tisa-lab demo --out demo
 
 # The pages of docs/ as a site in site/; a broken link is an error.
 docs: $(READY)
@@ -35,10 +35,10 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 # pip's check for a newer pip asks the network for nothing that we need.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'tisa needs Python 3.11 or newer; set PYTHON='"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" -e "./lab[cluster]"
 	touch $(READY)
 
 clean:

@@ -1,6 +1,6 @@
 """Fine-tuning on GLUE: our batches beside stock ones, S = 5 beside S = 0, stacked cells.
 
-    PYTHONPATH=. python3 benchmarks/glue.py MODEL GLUE [--out FOLDER] [--commit COMMIT]
+    PYTHONPATH=.:lab python3 benchmarks/glue.py MODEL GLUE [--out FOLDER] [--commit COMMIT]
 
 MODEL is all-MiniLM-L6-v2 (any BERT with its tokenizer), GLUE a folder of official files with SST-2
 and MNLI/train_10k.tsv. Two sizes: MODEL with 32 rows a step, where the host has to launch kernels
@@ -26,16 +26,16 @@ import torch
 import transformers
 
 import tisa.hf
-from tisa.experiments.glue.batches import Padder
-from tisa.experiments.glue.cell import Cell, grid
-from tisa.experiments.glue.executors import InProcess, Settings
-from tisa.experiments.glue.packing import Packer, read_packed
-from tisa.experiments.glue.reading import read
-from tisa.experiments.glue.starts import start_of
-from tisa.experiments.glue.tasks import task_named
-from tisa.experiments.glue.trainer import CellTrainer
-from tisa.experiments.glue.training import stock_model, tokenized, trainer_arguments
-from tisa.experiments.record import surroundings
+from tisa_lab.glue.batches import Padder
+from tisa_lab.glue.cell import Cell, grid
+from tisa_lab.glue.executors import InProcess, Settings
+from tisa_lab.glue.packing import Packer, read_packed
+from tisa_lab.glue.reading import read
+from tisa_lab.glue.starts import start_of
+from tisa_lab.glue.tasks import task_named
+from tisa_lab.glue.trainer import CellTrainer
+from tisa_lab.glue.training import stock_model, tokenized, trainer_arguments
+from tisa_lab.record import surroundings
 
 RESULTS = Path(__file__).parent / "results"
 # Examples per second over stock's, step time of S = 5 over S = 0, cells per hour.
@@ -227,7 +227,7 @@ def cells_per_hour(arguments: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"task": arguments.task}
     places: dict[str, Any] = {"in-process": InProcess(settings)}
     try:
-        from tisa.experiments.glue.stacked import Stacked
+        from tisa_lab.glue.stacked import Stacked
 
         places["stacked"] = Stacked(settings, arguments.stack)
     except ImportError:

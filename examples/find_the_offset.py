@@ -22,7 +22,7 @@ try:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 except ImportError as error:
-    sys.exit(f"{error}; this example draws and shows progress: pip install 'tisa[demo]'")
+    sys.exit(f"{error}; this example draws and shows progress: pip install 'tisa-lab'")
 
 OFFSETS = (-3, -1, 2, 5)
 LETTERS = 24

@@ -22,8 +22,8 @@ import transformers
 
 import tisa.hf
 from tisa.analysis.colours import BLUE, INK, ORANGE, PALE
-from tisa.experiments.record import surroundings
 from tisa.hf.calibration import default_texts
+from tisa_lab.record import surroundings
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

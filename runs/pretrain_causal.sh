@@ -27,5 +27,5 @@ t5-1 --position t5 --seed 1
 RUNS
 "$python" runs/pretrain_report.py report "$work/causal" --out "$work/report/causal" || true
 finished=$(for f in "$work"/causal/*/record.json; do dirname "$f"; done)
-"$python" -m tisa.cli extrapolate $finished --data "$data/wiki-valid" --lengths "${LENGTHS:-512,1024,2048,4096,8192}" \
+"$python" -m tisa_lab.cli extrapolate $finished --data "$data/wiki-valid" --lengths "${LENGTHS:-512,1024,2048,4096,8192}" \
   --stride "${STRIDE:-512}" ${READ:---bf16} --out "$out/extrapolation"

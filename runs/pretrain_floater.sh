@@ -16,5 +16,5 @@ tisa-0 --position tisa --seed 0
 RUNS
 wait
 finished=$(for f in "$work"/floater-causal/*/record.json; do dirname "$f"; done)
-"$python" -m tisa.cli extrapolate $finished --data "$data/wiki-valid" --lengths "${LENGTHS:-512,1024,2048,4096,8192}" \
+"$python" -m tisa_lab.cli extrapolate $finished --data "$data/wiki-valid" --lengths "${LENGTHS:-512,1024,2048,4096,8192}" \
   --stride "${STRIDE:-512}" ${READ:---bf16} --out "$out/floater-extrapolation"

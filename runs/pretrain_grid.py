@@ -1,4 +1,4 @@
-"""Runs of `tisa pretrain`, several at a time on one machine, until they are done or time is over.
+"""Runs of `tisa-lab pretrain`, several at a time on one machine, until done or out of time.
 
     python3 runs/pretrain_grid.py FOLDER [--jobs 4] [--seconds 500] [--collect FILE] -- OPTIONS
 
@@ -72,15 +72,16 @@ def start(
 ) -> subprocess.Popen:
     log = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     command = [
-        sys.executable, "-m", "tisa.cli", "pretrain", "--out", str(folder / name),
+        sys.executable, "-m", "tisa_lab.cli", "pretrain", "--out", str(folder / name),
         "--max-seconds", f"{left - 30:.0f}", *options,
     ]  # fmt: skip
     more = {
-        "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "4",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'lab'}",
+        "TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "4",
         "TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "inductor"),
         "TRITON_CACHE_DIR": str(folder.parent / "triton"),
     }  # fmt: skip
-    environment = {**more, **os.environ, "PYTHONPATH": str(ROOT), **variables}
+    environment = {**more, **os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'lab'}", **variables}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
     os.close(log)
     return process

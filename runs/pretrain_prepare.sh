@@ -6,8 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 wiki=$1 spiece=$2 out=${3:-carry}
 python=${PYTHON:-.venv/bin/python}
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$PWD:$PWD/lab${PYTHONPATH:+:$PYTHONPATH}"
 for part in train valid; do
-  "$python" -m tisa.cli pretrain --data "$wiki/$part.txt.xz" --tokenizer "$spiece" --prepare "$out/wiki-$part"
+  "$python" -m tisa_lab.cli pretrain --data "$wiki/$part.txt.xz" --tokenizer "$spiece" --prepare "$out/wiki-$part"
   xz -6 "$out/wiki-$part/tokens.bin"
 done

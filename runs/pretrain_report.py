@@ -1,21 +1,21 @@
-"""Tables and figures from the records of `tisa pretrain` and `tisa extrapolate` runs.
+"""Tables and figures from the records of `tisa-lab pretrain` and `tisa-lab extrapolate` runs.
 
     python3 runs/pretrain_report.py gate FOLDER
     python3 runs/pretrain_report.py report FOLDER --out FOLDER
     python3 runs/pretrain_report.py far FILE FILE … --out FOLDER
 
 FOLDER has a folder for each run, as runs/pretrain_grid.py leaves them (or its archive, unpacked),
-or is the file records.jsonl that `report` writes. `far` joins what `tisa extrapolate` wrote about
-the same windows, files extrapolation.json.
+or is the file records.jsonl that `report` writes. `far` joins what `tisa-lab extrapolate` wrote
+about the same windows, files extrapolation.json.
 """
 
 import argparse
 import json
 from pathlib import Path
 
-from tisa.experiments.extrapolation.report import together, write
-from tisa.experiments.extrapolation.tables import markdown as far_tables
-from tisa.experiments.pretrain.summary import (
+from tisa_lab.extrapolation.report import together, write
+from tisa_lab.extrapolation.tables import markdown as far_tables
+from tisa_lab.pretrain.summary import (
     gate,
     groups_of,
     lines_of,
@@ -62,7 +62,7 @@ def pretrained(what: str, folder: Path, out: Path | None) -> str:
         )
     text += "\n" + tables_over_time(groups)
     if out is not None:
-        from tisa.experiments.pretrain.figures import write_figures
+        from tisa_lab.pretrain.figures import write_figures
 
         write_figures(groups, folder, out)
         (out / "tables.md").write_text(text)

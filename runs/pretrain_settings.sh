@@ -7,7 +7,7 @@ work=${WORK:-/tmp/tisa-pretrain}   # corpus unpacked, checkpoints, models, logs:
 out=${OUT:-$work/results}          # what is kept
 jobs=${JOBS:-6}                    # runs at a time on the GPU
 seconds=${SECONDS_EACH:-500}       # for this script
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD:$PWD/lab${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 data="$work/corpus"
 mkdir -p "$data" "$out"
 for part in train valid; do

@@ -3,8 +3,9 @@
     python3 runs/pretrain_throughput.py [--methods absolute,tisa] [--length 512] [--out FOLDER]
 
 The goal: TISA's step at most 1.05 times that with absolute positions at 512 tokens. Steps are those
-of `tisa pretrain` (packed rows of the corpus, bfloat16, torch.compile, AdamW, clipping). Compiling
-takes most of the time: `--rounds 0` does nothing else, for several methods side by side beforehand.
+of `tisa-lab pretrain` (packed rows of the corpus, bfloat16, torch.compile, AdamW, clipping).
+Compiling takes most of the time: `--rounds 0` does nothing else, for several methods
+side by side beforehand.
 """
 
 import argparse
@@ -17,12 +18,12 @@ from pathlib import Path
 import torch
 import torch._dynamo
 
-from tisa.experiments.pretrain.batches import Phase, steps
-from tisa.experiments.pretrain.config import PretrainConfig
-from tisa.experiments.pretrain.corpus import Prepared
-from tisa.experiments.pretrain.model import WithLoss, build, parameter_groups
-from tisa.experiments.pretrain.throughput import peak_flops, step_flops
-from tisa.experiments.record import command_line, surroundings
+from tisa_lab.pretrain.batches import Phase, steps
+from tisa_lab.pretrain.config import PretrainConfig
+from tisa_lab.pretrain.corpus import Prepared
+from tisa_lab.pretrain.model import WithLoss, build, parameter_groups
+from tisa_lab.pretrain.throughput import peak_flops, step_flops
+from tisa_lab.record import command_line, surroundings
 
 EACH = 5  # steps in a round
 # As in the other runs.

@@ -4,4 +4,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
-PYTHONPATH="$PWD" "$python" -m tisa.cli probes --out "${1:-docs/records/$(date -u +%F)-probes}"
+PYTHONPATH="$PWD:$PWD/lab" "$python" -m tisa_lab.cli probes --out "${1:-docs/records/$(date -u +%F)-probes}"

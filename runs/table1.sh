@@ -4,4 +4,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH="$PWD/.venv/bin:$PATH"
-tisa criteria --variations --out "${1:-docs/records/$(date -u +%F)-table1}"
+tisa-lab criteria --variations --out "${1:-docs/records/$(date -u +%F)-table1}"

@@ -11,17 +11,21 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
-from tisa import cli
+import tisa.cli
+import tisa_lab.cli
 
 ROOT = Path(__file__).parent.parent
+PROGRAMS = {"tisa": tisa.cli.PROGRAM, "tisa-lab": tisa_lab.cli.PROGRAM}
+MODULES = {"tisa.cli": "tisa", "tisa_lab.cli": "tisa-lab"}
 # Words that begin a line of a shell block which is not run, by the reason. What it says is looked
 # up instead: the command, its options, the target of make, the extra.
 NOT_RUN = {
     "installs, or downloads": ("pip install ", "pip download ", "python -m zipfile -e gt_all"),
     "takes minutes": ("make demo", "make test"),
     "needs a real model, data or a GPU": (
-        "tisa analyze minilm/", "tisa glue albert-base-v2 ", "tisa report table3 --out table3/",
-        "tisa pretrain --data wiki", "torchrun ", "tisa extrapolate runs/tisa runs/alibi ",
+        "tisa analyze minilm/", "tisa-lab glue albert-base-v2 ",
+        "tisa-lab report table3 --out table3/",
+        "tisa-lab pretrain --data wiki", "torchrun ", "tisa-lab extrapolate runs/tisa runs/alibi ",
         "tisa convert sentence-transformers/",
     ),
 }  # fmt: skip
@@ -52,10 +56,11 @@ def check(line):
     for extras in re.findall(r"pip install .*\[([\w,]+)\]", line):
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         assert set(extras.split(",")) <= set(project["optional-dependencies"]), line
-    start = next((i for i, word in enumerate(words) if word in ("tisa", "tisa.cli")), None)
+    start = next((i for i, word in enumerate(words) if word in {**PROGRAMS, **MODULES}), None)
     if start is None:
         return
-    commands = typer.main.get_command(cli.app()).commands
+    program = PROGRAMS[MODULES.get(words[start], words[start])]
+    commands = typer.main.get_command(program.app()).commands
     options = words[start + 1 :]
     if options[0] in ("--install-completion", "--show-completion"):
         return
@@ -67,18 +72,21 @@ def check(line):
 def run(line, *, in_shell):
     """Run a line in the current folder; in a shell, or `tisa` in this process, which is faster."""
     words = shlex.split(line, comments=True)
-    if words[0] == "tisa" and not in_shell:
-        answer = CliRunner().invoke(cli.app(), words[1:])
+    if words[0] in PROGRAMS and not in_shell:
+        answer = CliRunner().invoke(PROGRAMS[words[0]].app(), words[1:])
         assert answer.exit_code == 0, (line, answer.output, answer.exception)
         return
     programs = Path("programs").absolute()
     programs.mkdir(exist_ok=True)
-    for name, arguments in (("tisa", "-m tisa.cli"), ("python", "")):
+    for name, arguments in (
+        ("tisa", "-m tisa.cli"), ("tisa-lab", "-m tisa_lab.cli"), ("python", "")
+    ):  # fmt: skip
         script = programs / name
         script.write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
         script.chmod(0o755)
     surroundings = {
-        **os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)
+        **os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'lab'}"
     }  # fmt: skip
     done = subprocess.run(["sh", "-c", line], env=surroundings, capture_output=True, text=True)
     assert done.returncode == 0, (line, done.stdout, done.stderr)

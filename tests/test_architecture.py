@@ -12,7 +12,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 ATTENTION = (ROOT / "docs/attention.md").read_text()
-SOURCES = sorted(p for p in (ROOT / "tisa").rglob("*.py"))
+SOURCES = sorted([*(ROOT / "tisa").rglob("*.py"), *(ROOT / "lab/tisa_lab").rglob("*.py")])
+
+# Folders of the tree that stand for nothing by themselves.
+ROOTS = ("tisa/", "lab/", "lab/tisa_lab/")
 
 # What a development environment has and a user's may not have.
 OPTIONAL = [
@@ -63,7 +66,7 @@ def test_the_tree_in_the_readme_is_the_tree():
         if path.name == "__init__.py" or name in tree:
             continue
         # The folder, or one that it lies in, stands in the tree.
-        assert any(f"{folder}/".startswith(line) for line in tree if line != "tisa/"), name
+        assert any(f"{folder}/".startswith(line) for line in tree if line not in ROOTS), name
         source = path.parent / "__init__.py"
         registry = re.sub(r"\(\s+", "(", source.read_text()) if source.exists() else ""
         # Position methods are named by their registry.
@@ -75,12 +78,13 @@ def test_the_tree_in_the_readme_is_the_tree():
 
 def test_the_tree_is_in_the_order_of_the_layers():
     layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    (order,) = [c["layers"] for c in layers["contracts"] if c["containers"] == ["tisa"]]
-    rank = {name: i for i, line in enumerate(order) for name in re.findall(r"\w+", line)}
-    named = [p.split("/")[1].removesuffix(".py") for p in tree_of_the_readme()
-             if re.fullmatch(r"tisa/[\w.]+/?", p)]  # fmt: skip
-    assert set(named) == set(rank)
-    assert [rank[name] for name in named] == sorted((rank[n] for n in named), reverse=True)
+    for package, folder in (("tisa", "tisa"), ("tisa_lab", "lab/tisa_lab")):
+        (order,) = [c["layers"] for c in layers["contracts"] if c.get("containers") == [package]]
+        rank = {name: i for i, line in enumerate(order) for name in re.findall(r"\w+", line)}
+        lines = [p for p in tree_of_the_readme() if re.fullmatch(rf"{folder}/[\w.]+/?", p)]
+        named = [p.removeprefix(f"{folder}/").rstrip("/").removesuffix(".py") for p in lines]
+        assert set(named) == set(rank)
+        assert [rank[name] for name in named] == sorted((rank[n] for n in named), reverse=True)
 
 
 @pytest.mark.parametrize("folder", ["tisa/scoring", "tisa/ops", "tisa/ops/triton"])

@@ -2,9 +2,9 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from tisa import cli, doctor
+import command
+from tisa import doctor
 from tisa.ops import chunked
 
 
@@ -35,10 +35,10 @@ def test_a_backend_with_wrong_numbers_does_not_work(monkeypatch):
 
 def test_the_command_prints_everything(monkeypatch):
     monkeypatch.setattr(doctor, "BACKENDS", ("reference", "chunked"))
-    shown = CliRunner().invoke(cli.app(), ["doctor"])
+    shown = command.tisa_(["doctor"])
     assert shown.exit_code == 0, shown.output
     for word in ("torch", "cpu", "reference", "chunked", "float32"):
         assert word in shown.output
-    found = json.loads(CliRunner().invoke(cli.app(), ["doctor", "--json"]).output)
+    found = json.loads(command.tisa_(["doctor", "--json"]).output)
     assert found["versions"]["torch"] == torch.__version__
     assert {trial["backend"] for trial in found["backends"]} == {"reference", "chunked"}

@@ -17,13 +17,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("hf", "analysis", "experiments", "cluster", "demo", "dev")
+EXTRAS = ("hf", "analysis", "floater", "dev")
 JUNK = ("__pycache__", ".pyc", ".venv", ".mypy_cache", ".ruff_cache")
 
 
-def build(kind, folder):
+def build(kind, folder, project=ROOT):
     program = f"from hatchling import build; print(build.build_{kind}({str(folder)!r}))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=project
+    )
     assert done.returncode == 0, done.stderr
     return folder / done.stdout.split()[-1]
 
@@ -58,10 +60,22 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
     ]
 
 
+def test_the_laboratory_is_a_wheel_of_its_own(tmp_path):
+    import tisa
+    import tisa_lab
+
+    with zipfile.ZipFile(build("wheel", tmp_path, ROOT / "lab")) as archive:
+        names = {n for n in archive.namelist() if ".dist-info/" not in n}
+        (about,) = [n for n in archive.namelist() if n.endswith("entry_points.txt")]
+        assert archive.read(about).decode().strip().endswith("tisa-lab = tisa_lab.cli:main")
+    assert {f"lab/{name}" for name in names} == files_of("lab/tisa_lab")
+    assert tisa_lab.__version__ == tisa.__version__
+
+
 def test_the_sdist_has_what_make_needs(tmp_path):
     with tarfile.open(build("sdist", tmp_path)) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}
-    for folder in ("tisa", "tests", "examples", "docs", "benchmarks", "runs"):
+    for folder in ("tisa", "lab", "tests", "examples", "docs", "benchmarks", "runs"):
         assert files_of(folder) <= names
     assert {"Makefile", "constraints.txt", "pyproject.toml", "README.md", "LICENSE"} <= names
     assert not [n for n in names if any(j in n for j in JUNK)]
@@ -80,25 +94,23 @@ MISSING = [
     ("matplotlib", "import tisa.analysis.plots", "analysis"),
     ("rich.console", "tisa analyze model", "analysis"),
     ("huggingface_hub", "tisa analyze somebody/model", "analysis"),
-    ("matplotlib", "tisa criteria --out new", "experiments"),
-    ("matplotlib", "tisa probes --methods tisa --tasks find --steps 1 --out new", "experiments"),
-    ("transformers", "tisa demo --out new", "demo"),
-    ("torchdiffeq", "tisa demo --out new --offline", "demo"),
-    ("transformers", "tisa glue model --out new", "experiments"),
-    ("transformers", "tisa report folder", "experiments"),
-    ("torchdiffeq", "tisa.SelfAttention(4, 2, position='floater')(torch.ones(1, 3, 4))",
-     "experiments"),
+    ("matplotlib", "tisa-lab criteria --out new", "lab"),
+    ("matplotlib", "tisa-lab probes --methods tisa --tasks find --steps 1 --out new", "lab"),
+    ("transformers", "tisa-lab demo --out new", "lab"),
+    ("torchdiffeq", "tisa-lab demo --out new --offline", "lab"),
+    ("transformers", "tisa-lab glue model --out new", "lab"),
+    ("transformers", "tisa-lab report folder", "lab"),
+    ("torchdiffeq", "tisa.SelfAttention(4, 2, position='floater')(torch.ones(1, 3, 4))", "floater"),
 ]  # fmt: skip
 # These import transformers whole.
 HEAVY = [
-    ("accelerate", "tisa glue model --out new", "experiments"),
-    ("ray", "import tisa.experiments.glue.on_ray as r; r.OnRay(None, None, 1)", "cluster"),
+    ("accelerate", "tisa-lab glue model --out new", "lab"),
+    ("ray", "import tisa_lab.glue.on_ray as r; r.OnRay(None, None, 1)", "lab[cluster]"),
 ]
 # Torch is imported once; each case is a process of its own from there on.
 DRIVER = """
 import json, os, sys, tempfile, traceback
-import torch, tisa
-from tisa.cli import main
+import torch, tisa, tisa.cli, tisa_lab.cli
 for package, what in json.loads(sys.argv[1]):
     said = tempfile.TemporaryFile("w+")
     child = os.fork()
@@ -106,9 +118,9 @@ for package, what in json.loads(sys.argv[1]):
         os.dup2(said.fileno(), 2)
         sys.modules[package] = None
         try:
-            if what.startswith("tisa "):
+            if what.startswith(("tisa ", "tisa-lab ")):
                 sys.argv = what.split()
-                main()
+                (tisa if sys.argv[0] == "tisa" else tisa_lab).cli.main()
             exec(what)
         except SystemExit as left:
             sys.stderr.flush(); os._exit(left.code)
@@ -130,9 +142,10 @@ def test_what_is_missing_is_named_with_its_extra(tmp_path, cases):
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     for (package, what, extra), (code, said) in zip(cases, answers, strict=True):
-        command = what.startswith("tisa ")
+        command = what.startswith(("tisa ", "tisa-lab "))
         assert code == (2 if command else 1), (package, what, said)
-        assert re.search(rf"pip install ['\"]tisa\[{extra}\]['\"]", said), (package, what, said)
+        wanted = f"tisa-{extra}" if extra.startswith("lab") else f"tisa[{extra}]"
+        assert re.search(rf"pip install ['\"]{re.escape(wanted)}['\"]", said), (package, said)
         assert not command or "Traceback" not in said
     assert not list(tmp_path.iterdir())
 

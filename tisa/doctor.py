@@ -19,7 +19,7 @@ OPTIONAL = {
     "safetensors": "hf",
     "huggingface_hub": "analysis",
     "matplotlib": "analysis",
-    "torchdiffeq": "experiments",
+    "torchdiffeq": "floater",
 }
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
+import command
 from little_models import model_of
 from tisa import cli
 from tisa.analysis import analyze, numbers_of
@@ -47,7 +47,7 @@ def tokenizer(folder):
 
 
 def run(*arguments):
-    return CliRunner().invoke(cli.app(), ["analyze", *map(str, arguments)])
+    return command.tisa_(["analyze", *map(str, arguments)])
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ from typing import get_args, get_type_hints
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from tisa import cli
+import command as programs
+import printed
+from tisa.cli.program import Program
 
 PAGE = (Path(__file__).parents[2] / "docs/command_line.md").read_text()
 # The word for it, and others that people use for the same.
@@ -31,14 +32,22 @@ SYNONYMS = {
     "--batch-size": ["--batch", "--bs"],
     "--text": ["--text-file", "--texts", "--corpus"],
     "--workers": ["--jobs", "--processes", "--num-workers", "--n-jobs"],
-    # Not --length, at which `tisa probes` trains.
+    # Not --length, at which `tisa-lab probes` trains.
     "--max-length": ["--max-len", "--max-seq-length"],
 }  # fmt: skip
 FLAGS = ("--json", "--dry-run")
 
 
 def commands():
-    return typer.main.get_command(cli.app()).commands
+    """Return every command by the words that call it."""
+    return {
+        f"{program.name} {name}": made
+        for program in printed.PROGRAMS.values()
+        for name, made in typer.main.get_command(program.app()).commands.items()
+    }
+
+
+COMMANDS = sorted(commands())
 
 
 def options(command):
@@ -49,12 +58,12 @@ def test_every_command_has_the_same_words():
     wrong = {other: word for word, others in SYNONYMS.items() for other in others}
     for name, command in commands().items():
         for option, parameter in options(command).items():
-            assert option not in wrong, f"tisa {name} {option}: say {wrong[option]}"
-            assert option.islower(), f"tisa {name} {option}"
-            assert "_" not in option, f"tisa {name} {option}: with - and not _"
-            assert option.startswith("--"), f"tisa {name} {option}: no short options"
+            assert option not in wrong, f"{name} {option}: say {wrong[option]}"
+            assert option.islower(), f"{name} {option}"
+            assert "_" not in option, f"{name} {option}: with - and not _"
+            assert option.startswith("--"), f"{name} {option}: no short options"
             if option in FLAGS:
-                assert parameter.is_flag, f"tisa {name} {option} is a flag"
+                assert parameter.is_flag, f"{name} {option} is a flag"
 
 
 def test_every_command_prints_json():
@@ -65,8 +74,8 @@ def test_every_command_prints_json():
 
 def test_an_option_has_one_type_and_default_everywhere():
     kinds, seeds = {}, set()
-    for name in cli.COMMANDS:
-        command = import_module(f"tisa.cli.{name}").command
+    for program, name in (words.split() for words in COMMANDS):
+        command = import_module(f"{printed.PROGRAMS[program].package}.{name}").command
         for option, kind in get_type_hints(command).items():
             if option in ("out", "seed", "device", "data_dir", "as_json", "dry_run"):
                 kinds.setdefault(option, set()).update(set(get_args(kind) or (kind,)) - {NoneType})
@@ -86,30 +95,31 @@ def test_the_words_are_those_of_the_page():
         assert f"| `{word}` |" in PAGE
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_has_an_example_that_parses_and_explains_every_option(name):
     command = commands()[name]
-    examples = re.findall(rf"tisa {name}\b[^`\n]*", command.help)
-    assert examples, f"the docstring of tisa {name} needs an example"
+    examples = re.findall(rf"{name}\b[^`\n]*", command.help)
+    assert examples, f"the docstring of {name} needs an example"
     for example in examples:
         # Parsed, not run: unknown options and missing arguments are errors here.
         words = example.strip().rstrip(".,").split()[2:]
         command.make_context(name, words)
     for option, parameter in options(command).items():
-        assert option == "--help" or parameter.help, f"tisa {name} {option} has no help"
-    shown = CliRunner().invoke(cli.app(), [name, "--help"])
+        assert option == "--help" or parameter.help, f"{name} {option} has no help"
+    program, word = name.split()
+    shown = {"tisa": programs.tisa_, "tisa-lab": programs.lab}[program]([word, "--help"])
     assert shown.exit_code == 0
-    assert f"tisa {name}" in shown.stdout
+    assert word in shown.stdout
 
 
 def left_with(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["tisa", *words])
+    monkeypatch.setattr(sys, "argv", [*words])
     with pytest.raises(SystemExit) as left:
-        cli.main()
+        printed.PROGRAMS[words[0]].main()
     return left.value.code
 
 
-@pytest.mark.parametrize("words", ["--help", "doctor --help"])
+@pytest.mark.parametrize("words", ["tisa --help", "tisa doctor --help", "tisa-lab --help"])
 def test_exit_code_0(monkeypatch, words):
     assert left_with(monkeypatch, *words.split()) == 0
 
@@ -117,16 +127,16 @@ def test_exit_code_0(monkeypatch, words):
 @pytest.mark.parametrize(
     "words",
     [
-        "nonsense",
-        "doctor --nonsense",
-        "convert",
-        "analyze no/such/folder/at/all",
-        "probes --methods tisa --tasks find --steps 1 --device lemon",
+        "tisa nonsense",
+        "tisa doctor --nonsense",
+        "tisa convert",
+        "tisa analyze no/such/folder/at/all",
+        "tisa-lab probes --methods tisa --tasks find --steps 1 --device lemon",
         # What they import takes a while.
-        pytest.param("criteria --methods lemon", marks=pytest.mark.full),
-        pytest.param("report nowhere", marks=pytest.mark.full),
-        pytest.param("glue model --out new --seeds 0", marks=pytest.mark.full),
-        pytest.param("convert nowhere --out new --lengths ten", marks=pytest.mark.full),
+        pytest.param("tisa-lab criteria --methods lemon", marks=pytest.mark.full),
+        pytest.param("tisa-lab report nowhere", marks=pytest.mark.full),
+        pytest.param("tisa-lab glue model --out new --seeds 0", marks=pytest.mark.full),
+        pytest.param("tisa convert nowhere --out new --lengths ten", marks=pytest.mark.full),
     ],
 )
 def test_exit_code_2_and_a_sentence(monkeypatch, capsys, tmp_path, words):
@@ -139,7 +149,7 @@ def test_exit_code_2_and_a_sentence(monkeypatch, capsys, tmp_path, words):
 
 
 def test_pretraining_is_told_of_ctrl_c():
-    from tisa.cli.pretrain import _Stopping
+    from tisa_lab.cli.pretrain import _Stopping
 
     before = signal.getsignal(signal.SIGINT)
     with _Stopping() as stopping:
@@ -153,7 +163,7 @@ def test_pretraining_is_told_of_ctrl_c():
 @pytest.mark.full
 def test_ctrl_c_in_pretraining_is_130_after_the_checkpoint(monkeypatch, tmp_path):
     """The run is told to stop, and what it writes then is in its own tests."""
-    import tisa.experiments.pretrain.training as training
+    import tisa_lab.pretrain.training as training
 
     def interrupted(*arguments, stop, **options):
         assert not stop()
@@ -163,13 +173,14 @@ def test_ctrl_c_in_pretraining_is_130_after_the_checkpoint(monkeypatch, tmp_path
     (tmp_path / "text").with_suffix(".txt").write_text("some words\n\n" * 90)
     monkeypatch.setattr(training, "run", interrupted)
     before = signal.getsignal(signal.SIGINT)
-    words = f"pretrain --data {tmp_path}/text.txt --tokenizer bytes --lengths 32 --out {tmp_path}/x"
-    assert left_with(monkeypatch, *words.split(), "--batch-tokens", "64", "--device", "cpu") == 130
+    words = f"tisa-lab pretrain --data {tmp_path}/text.txt --tokenizer bytes --out {tmp_path}/x"
+    words += " --lengths 32 --batch-tokens 64 --device cpu"
+    assert left_with(monkeypatch, *words.split()) == 130
     assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_ctrl_c_is_130_and_no_traceback(monkeypatch, capsys):
-    def interrupted() -> typer.Typer:
+    def interrupted(self) -> typer.Typer:
         made = typer.Typer()
 
         @made.command()
@@ -178,20 +189,26 @@ def test_ctrl_c_is_130_and_no_traceback(monkeypatch, capsys):
 
         return made
 
-    monkeypatch.setattr(cli, "app", interrupted)
-    assert left_with(monkeypatch) == 130
+    monkeypatch.setattr(Program, "app", interrupted)
+    assert left_with(monkeypatch, "tisa") == 130
     assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
-    [("tisa cr", ["criteria"]), ("tisa glue --da", ["--data-dir"]), ("tisa lemon", [])],
+    [
+        ("tisa do", ["doctor"]),
+        ("tisa-lab cr", ["criteria"]),
+        ("tisa-lab glue --da", ["--data-dir"]),
+        ("tisa lemon", []),
+    ],
 )
 def test_shell_completion(monkeypatch, capsys, typed, expected):
     """What a shell asks the program when somebody presses the tab key."""
-    monkeypatch.setenv("_TISA_COMPLETE", "complete_bash")
+    program = typed.split()[0]
+    monkeypatch.setenv(f"_{program.upper().replace('-', '_')}_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
-    assert left_with(monkeypatch) == 0
+    assert left_with(monkeypatch, program) == 0
     assert capsys.readouterr().out.split() == expected
     assert "tisa --install-completion" in PAGE

@@ -9,11 +9,10 @@ import sys
 import pytest
 import torch
 import transformers
-from typer.testing import CliRunner
 
+import command
 import tisa.hf
 from tiny import DECODERS, FAMILIES, SIZES, inputs, logits, original, shake, token_lists
-from tisa import cli
 from tisa.hf import measure
 from tisa.hf.export import export_onnx, export_program
 from tisa.hf.folder import convert_folder, load_stock, pieces
@@ -420,11 +419,11 @@ def test_the_command_line(encoder, tmp_path):
     out = tmp_path / "out"
     call = ["convert", str(encoder), "--out", str(out), "--text", str(text), "--report", "--json",
             "--num-kernels", "2", "--lengths", "8-40", "--distil", "0.01"]  # fmt: skip
-    plan = CliRunner().invoke(cli.app(), [*call, "--dry-run"])
+    plan = command.tisa_([*call, "--dry-run"])
     assert plan.exit_code == 0, plan.output
     assert json.loads(plan.stdout)["layers"] == 2
     assert not out.exists()
-    shown = CliRunner().invoke(cli.app(), call)
+    shown = command.tisa_(call)
     assert shown.exit_code == 0, (shown.output, shown.exception)
     numbers = json.loads(shown.stdout.strip().splitlines()[-1])
     assert "masked-token accuracy" in numbers["after"]
@@ -434,7 +433,7 @@ def test_the_command_line(encoder, tmp_path):
     assert "http" not in page
     model = transformers.AutoModelForMaskedLM.from_pretrained(out)
     assert type(model).__name__ == "TisaBertForMaskedLM"
-    again = CliRunner().invoke(cli.app(), call)
+    again = command.tisa_(call)
     assert isinstance(again.exception, ValueError)
     assert "there already" in str(again.exception)
 
@@ -459,7 +458,7 @@ def test_mistakes_on_the_command_line(encoder, tmp_path, more, words):
     (tmp_path / "BINARY").write_bytes(b"\xff\xfe")
     more = [str(tmp_path / x) if x.isupper() else x for x in more]
     out = tmp_path / "out"
-    shown = CliRunner().invoke(cli.app(), ["convert", str(encoder), "--out", str(out), *more])
+    shown = command.tisa_(["convert", str(encoder), "--out", str(out), *more])
     assert words in str(shown.exception)
     assert not out.exists()
 

@@ -230,6 +230,6 @@ def _torchdiffeq() -> Any:
     except ImportError as missing:
         raise ImportError(
             "Floater solves a differential equation with torchdiffeq, which is not installed; "
-            'run: pip install "tisa[experiments]"'
+            'run: pip install "tisa[floater]"'
         ) from missing
     return torchdiffeq

@@ -117,6 +117,6 @@ def _safetensors() -> Any:
     except ImportError as missing:
         raise ImportError(
             "models are saved and loaded with safetensors, which is not installed; "
-            'run: pip install "tisa[experiments]"'
+            'run: pip install "tisa[hf]"'
         ) from missing
     return safetensors.torch

@@ -1,0 +1,41 @@
+"""Shapes are checked on every call of the package: jaxtyping's hook, before anything imports it.
+
+`JAXTYPING_DISABLE=1` switches that off for the second run, which traces the package
+(`torch.compile` cannot look into the checks) and calls it wrongly on purpose (the checks would
+answer before the package's own errors do). The fused kernels are left out: what Triton compiles or
+interprets must be the function itself.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+# Before Triton is imported: without a GPU its kernels run in Python.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+# Workers side by side: a thread for each of them.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
+assert "tisa" not in sys.modules
+if os.environ.get("JAXTYPING_DISABLE") != "1":
+    root = Path(__file__).parent
+    places = {root: root / "tisa", root / "lab": root / "lab" / "tisa_lab"}
+    files = [f.relative_to(base) for base, place in places.items() for f in place.rglob("*.py")]
+    # Packages are left out too: the hook would take a package's name for all that is in it.
+    kept = [f for f in files if "triton" not in f.parts and f.name != "__init__.py"]
+    install_import_hook([".".join(f.with_suffix("").parts) for f in kept], "checker.check")
+
+hypothesis.settings.register_profile("tisa", deadline=None, derandomize=True, max_examples=30)
+hypothesis.settings.load_profile("tisa")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)

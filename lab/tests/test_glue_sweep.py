@@ -1,0 +1,388 @@
+"""A sweep that is killed, resumed, run twice at once: every cell exactly once."""
+
+import errno
+import io
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import command
+from little_glue import make_data, make_model
+from tisa.cli.program import MISTAKES
+from tisa_lab import cli
+from tisa_lab.glue import executors, store, sweep
+from tisa_lab.glue.cell import grid
+from tisa_lab.glue.executors import InProcess, Settings
+from tisa_lab.glue.live import LiveView
+from tisa_lab.glue.plan import plan
+from tisa_lab.glue.record import Record
+from tisa_lab.glue.store import Store
+
+
+class Silent:
+    def begin(self, cells, done):
+        pass
+
+    def started(self, cell):
+        pass
+
+    def finished(self, cell, outcome):
+        pass
+
+    def elsewhere(self, cells, done):
+        pass
+
+
+CELLS = grid(["m"], ["cola", "rte"], seeds=range(4))
+
+
+def made_up(cell):
+    """A record as of a finished run, its numbers determined by the cell."""
+    chance = random.Random(cell.key)
+    metrics = {"matthews" if cell.task == "cola" else "accuracy": chance.random()}
+    return Record(
+        cell, metrics, [{"step": 1.0, **metrics}], 1, 1, {"total": 0.01}, 1, {"all": 1}, "d",
+        {"train": 1}, {"device": "cpu"},
+    )  # fmt: skip
+
+
+def quick(monkeypatch, seconds=0.02):
+    def run(cell, **settings):
+        time.sleep(seconds)
+        return made_up(cell)
+
+    monkeypatch.setattr(executors, "run", run)
+
+
+def sweep_all(folder):
+    return sweep.sweep(CELLS, Store(folder), InProcess(Settings()), Silent())
+
+
+def forked(function, *arguments):
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    process.start()
+    return process
+
+
+def check(folder):
+    """Every cell once, no torn line, the numbers of an uninterrupted sweep."""
+    content = (folder / "records.jsonl").read_bytes()
+    assert content.endswith(b"\n")
+    keys = [json.loads(line)["key"] for line in content.splitlines()]
+    assert sorted(keys) == sorted(cell.key for cell in CELLS)
+    found = {r.cell: r.metrics for r in Store(folder).records()}
+    assert found == {cell: made_up(cell).metrics for cell in CELLS}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_killed_sweeps_lose_and_repeat_nothing(tmp_path, monkeypatch):
+    """Two at once on one folder, one of them killed again and again."""
+    quick(monkeypatch)
+    chance = random.Random(0)
+    other = forked(sweep_all, tmp_path)
+    killed = 0
+    for _ in range(6):
+        victim = forked(sweep_all, tmp_path)
+        time.sleep(chance.uniform(0.02, 0.06))
+        killed += victim.is_alive()
+        victim.kill()
+        victim.join()
+    assert killed >= 3
+    assert sweep_all(tmp_path) == []
+    other.join(30)
+    assert other.exitcode == 0
+    check(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_killed_in_the_middle_of_a_line(tmp_path, monkeypatch):
+    quick(monkeypatch, 0)
+
+    def half(file, line):
+        os.write(file, line[: len(line) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    for _ in range(3):
+        Store(tmp_path).append(made_up(CELLS[len(Store(tmp_path).records())]))
+        with monkeypatch.context() as torn:
+            torn.setattr(store, "_write", half)
+            victim = forked(sweep_all, tmp_path)
+            victim.join()
+        assert victim.exitcode == -signal.SIGKILL
+        assert not (tmp_path / "records.jsonl").read_bytes().endswith(b"\n")
+        # Read as if the torn line were not there.
+        assert Store(tmp_path).records()[-1].cell in CELLS
+    assert sweep_all(tmp_path) == []
+    check(tmp_path)
+
+
+def test_a_claim_is_held_by_one_and_let_go(tmp_path):
+    first, second = Store(tmp_path), Store(tmp_path)
+    claim = first.claim(CELLS[0])
+    assert claim is not None
+    assert second.claim(CELLS[0]) is None
+    assert second.claim(CELLS[1]) is not None
+    claim.release()
+    again = second.claim(CELLS[0])
+    assert again is not None
+    second.append(made_up(CELLS[0]))
+    again.release()
+    assert first.claim(CELLS[0]) is None
+
+
+def test_a_full_disk_keeps_the_run_and_the_file(tmp_path, monkeypatch):
+    here = Store(tmp_path)
+    here.append(made_up(CELLS[0]))
+    before = here.path.read_bytes()
+
+    def full(file, line):
+        os.write(file, line[:40])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "_write", full)
+        with pytest.raises(OSError, match=r"No space left on device; the finished run") as raised:
+            here.append(made_up(CELLS[1]))
+    assert here.path.read_bytes() == before
+    (kept,) = re.findall(r"is kept in (\S+):", str(raised.value))
+    here.path.write_bytes(before + Path(kept).read_bytes())
+    Path(kept).unlink()
+    assert [r.cell for r in here.records()] == CELLS[:2]
+
+
+def test_a_full_disk_keeps_all_runs_that_ended_together(tmp_path, monkeypatch):
+    """A stack ends with all of its cells at once."""
+
+    class Stack(InProcess):
+        def free(self):
+            return 3
+
+        def submit(self, cell):
+            self.cells = [*getattr(self, "cells", []), cell]
+
+        def collect(self):
+            return [(cell, made_up(cell)) for cell in self.cells]
+
+    def full(file, line):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "_write", full)
+    with pytest.raises(OSError, match="3 finished runs") as raised:
+        sweep.sweep(CELLS, Store(tmp_path / "two words"), Stack(Settings()), Silent())
+    (kept, added) = re.findall(r"kept in (\S+): .* with `cat \1 >> (.*)`", str(raised.value))[0]
+    assert added == f"'{tmp_path}/two words/records.jsonl'"
+    lines = Path(kept).read_text(encoding="utf-8").splitlines(keepends=True)
+    Path(kept).unlink()
+    assert lines == [made_up(cell).line() for cell in CELLS[:3]]
+
+
+def test_in_a_file_every_cell_has_one_line(tmp_path):
+    rows = ["folded, S = 5, fitted, distilled 30, frozen"]
+    first, second = grid(["m"], ["rte"], rows=rows, seeds=range(2))
+    said = io.StringIO()
+    view = LiveView(Store(tmp_path), 1, Console(file=said, width=40))
+    view.begin([first, second], set())
+    view.finished(first, made_up(first))
+    view.finished(second, ValueError("a lemon"))
+    told, failed = said.getvalue().splitlines()[1:]
+    assert told.startswith(f"1/2 {first.label}: accuracy")
+    assert failed == f"failed: {second.label}: a lemon"
+
+
+def test_a_cell_that_fails_is_named_and_tried_again_next_time(tmp_path, monkeypatch):
+    quick(monkeypatch, 0)
+    run = executors.run
+
+    def broken(cell, **settings):
+        if cell == CELLS[3]:
+            raise ValueError("a lemon")
+        return run(cell, **settings)
+
+    with monkeypatch.context() as once:
+        once.setattr(executors, "run", broken)
+        ((cell, reason),) = sweep_all(tmp_path)
+    assert cell == CELLS[3]
+    assert "ValueError: a lemon" in str(reason)
+    assert len(Store(tmp_path).records()) == len(CELLS) - 1
+    assert sweep_all(tmp_path) == []
+    check(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """A made-up GLUE, a tiny model and what is common to all commands."""
+    folder = tmp_path_factory.mktemp("real")
+    make_data(folder / "glue")
+    model = make_model(folder / "bert")
+    return [
+        "glue", str(model), "--data-dir", str(folder / "glue"), "--kernels", "0,2", "--seeds", "1",
+        "--steps", "2", "--batch-size", "8", "--evaluations", "1",
+    ]  # fmt: skip
+
+
+def numbers(folder):
+    return {r.cell: r.numbers() for r in Store(folder).records()}
+
+
+def test_the_command_in_this_process_and_in_a_pool(real, tmp_path):
+    """The same numbers from both; nothing is run again; the plan says so."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        tasks = [
+            "--tasks", "cola,sts-b,cola", "--positions", "replace", "--fold", "yes",
+            "--kernels", "2",
+        ]  # fmt: skip
+        shown = command.lab([*real, *tasks, "--out", str(tmp_path), "--dry-run"])
+        assert shown.exit_code == 0, shown.exception
+        assert "2 cells to run" in shown.stdout
+        assert not (tmp_path / "records.jsonl").exists()
+        alone = tmp_path / "alone"
+        answer = command.lab([*real, *tasks, "--out", str(alone)])
+        assert answer.exit_code == 0, answer.exception
+        assert "2 of 2 cells are in" in answer.stdout
+        pool = ["--executor", "pool", "--workers", "1"]
+        side = tmp_path / "pool"
+        answer = command.lab([*real, *tasks, "--out", str(side), *pool])
+        assert answer.exit_code == 0, answer.exception
+    finally:
+        torch.set_num_threads(threads)
+    assert len(numbers(alone)) == 2
+    assert numbers(alone) == numbers(side)
+    before = (alone / "records.jsonl").read_bytes()
+    answer = command.lab([*real, *tasks, "--out", str(alone), "--json"])
+    assert "2 of them done before" in answer.stderr
+    lines = before.decode().splitlines()
+    assert json.loads(answer.stdout) == [json.loads(line) for line in lines]
+    assert (alone / "records.jsonl").read_bytes() == before
+    # Shells complete a folder's name with a slash.
+    slashed = [f"{word}/" if word == real[1] else word for word in real]
+    again = [*slashed, *tasks, "--out", str(alone), "--dry-run"]
+    assert "0 cells to run" in command.lab(again).stdout
+    plan = json.loads(command.lab([*again, "--json"]).stdout)
+    assert [(line["cells"], line["done"]) for line in plan] == [(1, 1)] * 2
+
+
+def test_the_time_of_a_plan_goes_by_steps_where_epochs_are_given(real):
+    model, data_dir = real[1], real[3]
+    (finished,) = grid([model], ["cola"], rows=["baseline"], seeds=[0])
+    record = made_up(finished)
+    # 24 rows, 8 at a time.
+    (left,) = grid([model], ["rte"], rows=["baseline"], seeds=[0], epochs=4, batch_size=8)
+    (line,) = plan([left], [record], Settings(data_dir))
+    assert line.steps == 12
+    assert line.seconds == pytest.approx(12 * record.seconds["total"] / record.steps)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tasks", "wnli"], "got 'wnli'"),
+        (["--tasks", "qqp"], "no QQP/train.tsv"),
+        (["--positions", "gone"], "--positions: expected keep and replace with commas, got 'gone'"),
+        (["--kernels", "some"], "--kernels: expected whole numbers"),
+        (["--fold", "maybe"], "--fold: expected no and yes"),
+        (["--executor", "oven"], "expected in-process, pool, stacked or ray"),
+        (["--batches", "boxed"], "--batches: expected padded or packed, got 'boxed'"),
+        (["--batches", "packed", "--executor", "stacked"], "has batches of its own"),
+        (["--address", "auto"], "--address is for --executor ray"),
+        (["--executor", "stacked", "--stack", "0"], "stack: expected at least 1, got 0"),
+        (["--executor", "pool", "--workers", "0"], "--workers: expected at least 1, got 0"),
+        (["--tasks", ","], "--tasks: expected names with commas between them, got ','"),
+        (["--seed", "-1"], "seed: expected a number from 0 to 2**32 - 1, got -1"),
+        (["--dropout", "2"], "dropout: expected a share from 0 to below 1, got 2.0"),
+        (["--learning-rate", "nan"], "learning_rate: expected a number above 0, got nan"),
+        (["--scores-learning-rate", "-1"], "scores_learning_rate: expected 0 or more, got -1.0"),
+        (["--steps", "2", "--epochs", "1"], "expected one of them, got both"),
+        (["--init", "zero", "--frozen", "yes"], "no cells"),
+        (["--device", "tpu"], "device: expected cpu or cuda, got 'tpu'"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_run(real, tmp_path, options, message):
+    answer = command.lab([*real, "--out", str(tmp_path / "new"), *options])
+    assert isinstance(answer.exception, MISTAKES)
+    assert message in str(answer.exception)
+    assert not (tmp_path / "new").exists()
+
+
+def as_a_program(arguments):
+    torch.set_num_threads(1)
+    cli.PROGRAM.app()(arguments, standalone_mode=False)
+
+
+def heard(cell, settings, progress):
+    return RuntimeError(str(signal.getsignal(signal.SIGINT)))
+
+
+def test_ctrl_c_is_for_the_command_alone(monkeypatch):
+    """A terminal sends it to every process: those of a pool would each print where they were."""
+    monkeypatch.setattr(executors, "outcome", heard)
+    before = signal.getsignal(signal.SIGINT)
+    pool = executors.Pool(Settings(), 1)
+    (cell,) = grid(["bert"], ["cola"], rows=["baseline"], seeds=[0])
+    pool.submit(cell)
+    assert signal.getsignal(signal.SIGINT) is before
+    ended = []
+    while not ended:
+        ended = pool.collect()
+    pool.close()
+    assert str(ended[0][1]) == str(signal.SIG_IGN)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("executor", "kills"), [("in-process", 20), ("pool", 4), ("stacked", 6)])
+def test_the_command_killed_at_random_moments(real, tmp_path, executor, kills):
+    """Processes of their own, from a server that has imported everything already."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["tisa_lab.cli.glue", "tisa_lab.glue.live"])
+
+    def begin(folder):
+        options = ["--tasks", "cola,rte,sts-b", "--seeds", "3", "--executor", executor]
+        process = server.Process(
+            target=as_a_program, args=([*real, *options, "--out", str(folder)],)
+        )
+        process.start()
+        return process
+
+    started = time.monotonic()
+    whole = begin(tmp_path / "whole")
+    whole.join()
+    assert whole.exitcode == 0
+    seconds = time.monotonic() - started
+    chance = random.Random(1)
+    killed = tmp_path / "killed"
+    interrupted = 0
+    for _ in range(kills):
+        victim = begin(killed)
+        before = len(Store(killed).records())
+        # Half of them as soon as there is something to lose, the others at any moment.
+        if chance.random() < 0.5:
+            while victim.is_alive() and len(Store(killed).records()) == before:
+                time.sleep(0.005)
+        else:
+            victim.join(chance.uniform(0, seconds / 8))
+        interrupted += victim.is_alive()
+        victim.kill()
+        victim.join()
+    assert interrupted >= kills / 2
+    last = begin(killed)
+    last.join()
+    assert last.exitcode == 0
+    content = (killed / "records.jsonl").read_bytes()
+    keys = [json.loads(line)["key"] for line in content.splitlines()]
+    assert len(keys) == len(set(keys)) == 36
+    found, wanted = numbers(killed), numbers(tmp_path / "whole")
+    if executor == "stacked":
+        # What is left of a stack is another stack, with other rounding.
+        found = {cell: pytest.approx(one["metrics"], abs=1e-3) for cell, one in found.items()}
+        wanted = {cell: one["metrics"] for cell, one in wanted.items()}
+    assert found == wanted

@@ -1,0 +1,10 @@
+"""The laboratory: configs in, records out. What the paper claims, and what is measured.
+
+  record.py   what every record says about where it was made
+
+`criteria/` is Table 1, measured; `glue/` is Table 3; `pretrain/` trains language models,
+`extrapolation/` reads past their training length, `probes/` needs no corpus; `demo/` tells the
+whole story about one model; `cli/` is the command `tisa-lab`.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,26 @@
+"""The command line `tisa-lab`: one file for each command.
+
+criteria.py  Table 1, measured
+demo.py      the whole story on one page
+extrapolate.py  language models past their training length
+glue.py      Table 3, cell by cell
+pretrain.py  a language model with any position method
+probes.py    tasks that only positions solve
+report.py    the table of what is finished
+__main__.py  the same for launchers: python -m tisa_lab.cli
+"""
+
+from tisa.cli.program import Program
+
+PROGRAM = Program(
+    name="tisa-lab",
+    help="Position methods measured: the paper's tables, pretraining, length, a demo.",
+    package="tisa_lab.cli",
+    commands=("criteria", "demo", "extrapolate", "glue", "pretrain", "probes", "report"),
+    brings={"": "tisa-lab"},
+)
+
+
+def main() -> None:
+    """Run `tisa-lab` as a program."""
+    PROGRAM.main()

@@ -1,0 +1,119 @@
+"""`tisa-lab criteria`: the paper's Table 1, measured."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def command(
+    methods: Annotated[
+        str | None, typer.Option(help="Methods, with commas between them; by default all.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for criteria.md, criteria.json and criteria.png.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random parameters and contents.")] = 0,
+    variations: Annotated[
+        bool, typer.Option("--variations", help="Again with other random numbers and sizes.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="Where to measure; the numbers are float64.")] = "cpu",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the record instead of the table.")
+    ] = False,
+) -> None:
+    """Measure the six criteria of Table 1 for every position method.
+
+    Prints each mark with the paper's beside it and the number behind it, and says where they
+    differ and why. About a minute on two cores.
+
+    Examples: `tisa-lab criteria`, `tisa-lab criteria --methods tisa,rotary --out table1`
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from tisa_lab.criteria.figure import require_matplotlib
+    from tisa_lab.criteria.paper import CRITERIA
+    from tisa_lab.criteria.sensitivity import variations as others
+    from tisa_lab.criteria.settings import Settings
+    from tisa_lab.criteria.table import ordered, run
+    from tisa_lab.record import command_line
+
+    if out is not None:
+        # Before the minute of measuring, not after it.
+        require_matplotlib()
+        out.mkdir(parents=True, exist_ok=True)
+    names = ordered(None if methods is None else [m.strip() for m in methods.split(",")])
+    shown = command_line()
+    columns = (TextColumn("{task.description:46}"), BarColumn(), MofNCompleteColumn(),
+               TimeElapsedColumn())  # fmt: skip
+    # On standard error: what is piped on is the result alone.
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        rounds = 1 + len(others(Settings())) if variations else 1
+        task = bar.add_task("", total=rounds * len(names) * len(CRITERIA), completed=-1)
+        record = run(
+            Settings(seed=seed, device=device),
+            names,
+            varied=variations,
+            command=shown,
+            progress=lambda method, criterion: bar.update(
+                task, advance=1, description=f"{method}: {criterion}"
+            ),
+        )
+    if out is not None:
+        write(record, out)
+    if as_json:
+        print(json.dumps(record, indent=1, ensure_ascii=False))
+    else:
+        _print_table(record)
+        if out is not None:
+            print(f"written to {out}: criteria.md, criteria.json, criteria.png")
+
+
+def write(record: dict[str, Any], out: Path) -> None:
+    """Write the record as JSON, Markdown and a figure into a folder."""
+    from tisa_lab.criteria.figure import figure
+    from tisa_lab.criteria.report import markdown
+
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    (out / "criteria.json").write_text(text, encoding="utf-8")
+    (out / "criteria.md").write_text(markdown(record), encoding="utf-8")
+    figure(record).savefig(out / "criteria.png", dpi=130)
+
+
+def _print_table(record: dict[str, Any]) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    from tisa_lab.criteria.paper import CRITERIA
+    from tisa_lab.criteria.report import disagreements, mark, shown, threshold
+
+    console = Console(highlight=False)
+    caption = "measured mark, the paper's in brackets, the number behind the first"
+    table = Table(caption=caption, box=SIMPLE, padding=(0, 1, 0, 0))
+    for header in ("method", *CRITERIA):
+        table.add_column(header, overflow="fold")
+    for row in record["rows"]:
+        cells = []
+        for criterion in CRITERIA:
+            cell = row["cells"][criterion]
+            paper = "" if cell["paper"] is None else f" ({mark(cell['paper'])})"
+            text = f"{mark(cell['mark'])}{paper} {shown(criterion, cell)}"
+            differs = cell["paper"] is not None and cell["mark"] != cell["paper"]
+            cells.append(f"[bold yellow]{text}[/]" if differs else text)
+        table.add_row(row["row"], *cells)
+    console.print(table)
+    for criterion in CRITERIA:
+        console.print(f"{criterion} ✓: {threshold(criterion, record['settings'])}")
+    total = record["agreement"]
+    console.print(f"{total['agree']} of {total['of']} marks agree with the paper's.")
+    for row, criterion, cell in disagreements(record):
+        console.print(
+            f"- {row}, {criterion}: measured {mark(cell['mark'])}, paper {mark(cell['paper'])}: "
+            f"{cell['evidence']}", soft_wrap=True,
+        )  # fmt: skip
+    for label, variation in record["variations"].items():
+        changed = ", ".join(variation["changed"]) or "no mark changes"
+        console.print(f"{label}: {changed}", soft_wrap=True)

@@ -1,0 +1,222 @@
+"""`tisa-lab pretrain`: a masked or causal language model with any position method."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def command(
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Files (.txt, .txt.xz, .parquet; repeat it), or one prepared folder."),
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Instead of files: NAME[:CONFIG[:SPLIT]] on the hub.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="bytes, a SentencePiece file (*.model), or what transformers loads."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    valid: Annotated[
+        str | None, typer.Option(help="Held-out documents: a file or a prepared folder.")
+    ] = None,
+    prepare: Annotated[
+        Path | None,
+        typer.Option(help="Only cut the corpus into tokens, into this folder, for --data."),
+    ] = None,
+    min_tokens: Annotated[int, typer.Option(help="With --prepare: no shorter documents.")] = 0,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="With --prepare: only documents below it.")
+    ] = None,
+    split: Annotated[
+        str, typer.Option(help="What ends a document in a text file: blank, line, file.")
+    ] = "blank",
+    text_column: Annotated[str, typer.Option(help="Of Parquet files and datasets.")] = "text",
+    objective: Annotated[str, typer.Option(help="mlm: an encoder; causal: a decoder.")] = "mlm",
+    position: Annotated[str, typer.Option(help="The position method, by name.")] = "tisa",
+    position_options: Annotated[
+        str, typer.Option(help='Its arguments as JSON, as in \'{"layers": "shared"}\'.')
+    ] = "{}",
+    hidden: Annotated[int, typer.Option(help="Width.")] = 512,
+    layers: Annotated[int, typer.Option(help="Layers, or passes through the shared one.")] = 4,
+    heads: Annotated[int, typer.Option(help="Attention heads.")] = 8,
+    embedding: Annotated[int, typer.Option(help="Width of the embeddings (ALBERT).")] = 128,
+    share_layers: Annotated[
+        bool, typer.Option("--share-layers", help="One layer's weights for all (ALBERT).")
+    ] = False,
+    norm: Annotated[str, typer.Option(help="pre or post.")] = "pre",
+    dropout: Annotated[float, typer.Option(help="Of hidden states and attention.")] = 0.0,
+    lengths: Annotated[
+        str, typer.Option(help="Tokens in a row; BERT's schedule is 128:0.9,512:0.1.")
+    ] = "512",
+    max_length: Annotated[
+        int | None, typer.Option(help="Positions of methods that have a table; the longest row.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Updates.")] = 1000,
+    batch_tokens: Annotated[int, typer.Option(help="Of all processes together.")] = 32768,
+    micro_tokens: Annotated[
+        int | None, typer.Option(help="A process takes so many at a time; accumulates.")
+    ] = None,
+    learning_rate: Annotated[float, typer.Option(help="Its peak.")] = 1e-3,
+    scores_learning_rate: Annotated[
+        float | None, typer.Option(help="Of scores of the offset; ten times the other.")
+    ] = None,
+    warmup: Annotated[float, typer.Option(help="Share of the steps.")] = 0.05,
+    weight_decay: Annotated[float, typer.Option(help="Not of biases, norms, scores.")] = 0.01,
+    mask_share: Annotated[float, typer.Option(help="Share of the tokens to predict.")] = 0.15,
+    seed: Annotated[int, typer.Option(help="Of weights, order and masks.")] = 0,
+    evaluate_every: Annotated[int, typer.Option(help="Steps.")] = 500,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps.")] = 500,
+    log_every: Annotated[int, typer.Option(help="Steps.")] = 10,
+    valid_tokens: Annotated[int, typer.Option(help="Of the held-out documents.")] = 500_000,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="Write a checkpoint then, and stop; from its start.")
+    ] = None,
+    bf16: Annotated[bool, typer.Option("--bf16", help="bfloat16 products (autocast).")] = False,
+    compile_: Annotated[bool, typer.Option("--compile", help="torch.compile.")] = False,
+    compile_mode: Annotated[str, typer.Option(help="reduce-overhead: CUDA graphs.")] = "default",
+    report_to: Annotated[
+        str, typer.Option(help="Trackers of accelerate: tensorboard, wandb, …, with commas.")
+    ] = "",
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
+    ] = None,
+    peak_flops: Annotated[
+        float | None, typer.Option(help="Of a device that is not known, for the MFU.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the plan, train nothing.")
+    ] = False,
+) -> None:
+    """Pretrain a language model with any position method.
+
+    Packed rows without attention between documents; goes on after any interruption; under
+    `torchrun` or `accelerate launch` on several processes. OUT/model is the model, OUT/record.json
+    the numbers.
+
+    Examples: `tisa-lab pretrain --data train.txt --tokenizer bytes --out run`,
+    `tisa-lab pretrain --data wiki.txt.xz --tokenizer spiece.model --prepare wiki`,
+    `accelerate launch -m tisa_lab.cli pretrain --data wiki --position rotary --bf16 --out rotary`
+    """
+    from tisa_lab.pretrain.config import PretrainConfig
+    from tisa_lab.pretrain.launching import Settings, check_settings, is_first_process
+    from tisa_lab.pretrain.live import Bar, Silent, view_for
+    from tisa_lab.pretrain.opening import opened, prepared_by
+    from tisa_lab.pretrain.plan import plan
+    from tisa_lab.pretrain.training import (
+        check_corpora,
+        check_identity,
+        identity_of,
+        run,
+    )
+    from tisa_lab.record import command_line
+
+    if prepare is not None:
+        made = prepared_by(
+            data or [], dataset, tokenizer, split, text_column, prepare, min_tokens, max_tokens
+        )
+        count, tokens = len(made.ends), int(made.ends[-1])
+        found = {"documents": count, "tokens": tokens, "folder": str(prepare)}
+        line = f"{count:,} documents, {tokens:,} tokens in {prepare}"
+        print(json.dumps(found) if as_json else line)
+        return
+    if out is None:
+        raise ValueError("--out: expected the folder of the run, got none")
+    config = PretrainConfig(
+        objective=objective, position=position, position_options=_options(position_options),  # type: ignore[arg-type]
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        embedding_size=embedding, share_layers=share_layers, norm=norm, dropout=dropout,
+        max_position_embeddings=max_length, lengths=_lengths(lengths), steps=steps,
+        batch_tokens=batch_tokens, learning_rate=learning_rate,
+        scores_learning_rate=scores_learning_rate, warmup=warmup, weight_decay=weight_decay,
+        mask_share=mask_share, seed=seed,
+    )  # fmt: skip
+    settings = Settings(
+        micro_tokens=micro_tokens, device=device, bf16=bf16, compile=compile_,
+        compile_mode=compile_mode, report_to=tuple(p for p in report_to.split(",") if p),
+        log_every=log_every, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every,
+        valid_tokens=valid_tokens, max_seconds=max_seconds, peak_flops=peak_flops,
+    )  # fmt: skip
+    corpus, save_tokenizer = opened(data or [], dataset, tokenizer, split, text_column)
+    held_out = None
+    if valid is not None:
+        cut_with = tokenizer
+        if tokenizer is None and data and Path(data[0]).is_dir() and not Path(valid).is_dir():
+            # Text beside a prepared corpus is cut with that corpus's own.
+            cut_with = str(Path(data[0]) / "tokenizer")
+        held_out, _ = opened([valid], None, cut_with, split, text_column)
+    check_settings(settings)
+    check_corpora(config, corpus, held_out)
+    if dry_run:
+        check_identity(out, identity_of(config, corpus, held_out, settings))
+        lines = plan(config, corpus, settings)
+        print(json.dumps(lines, ensure_ascii=False) if as_json else "\n".join(lines))
+        return
+    first = is_first_process(settings)
+    view: Any = view_for(steps) if first else Silent()
+    with _Stopping() as stopping:
+        try:
+            record = run(
+                config, corpus, out, valid=held_out, settings=settings, view=view,
+                command=command_line(), stop=stopping,
+                save_tokenizer=save_tokenizer,
+            )  # fmt: skip
+        finally:
+            if isinstance(view, Bar):
+                view.close()
+    if record is None and stopping.asked == signal.SIGINT:
+        raise typer.Exit(130)
+    if as_json and record is not None and first:
+        print(json.dumps(record, ensure_ascii=False))
+
+
+class _Stopping:
+    """Whether Ctrl-C was pressed or the job was told to end; a second time ends it at once."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+
+    def __enter__(self) -> "_Stopping":
+        self._before = {number: signal.signal(number, self._ask) for number in self.SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: object) -> None:
+        self.asked = number
+        for each in self.SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+
+    def __call__(self) -> bool:
+        return self.asked is not None
+
+
+def _options(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"--position-options: expected an object in JSON, got {text!r}")
+    return found
+
+
+def _lengths(text: str) -> tuple[tuple[int, float], ...]:
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        if len(pairs) == 1 and len(pairs[0]) == 1:
+            return ((int(pairs[0][0]), 1.0),)
+        return tuple((int(length), float(share)) for length, share in pairs)
+    except ValueError:
+        raise ValueError(
+            f"--lengths: expected 512, or lengths and shares as in 128:0.9,512:0.1, got {text!r}"
+        ) from None

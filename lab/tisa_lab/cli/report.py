@@ -1,0 +1,64 @@
+"""`tisa-lab report`: the records of `tisa-lab glue` as Table 3."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders of `tisa-lab glue`, or their records.jsonl.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for table3.md, .tex, .csv and .png.")
+    ] = None,
+    score: Annotated[
+        str, typer.Option(help="last: of each run the last evaluation; best: the best one.")
+    ] = "last",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print every cell as JSON instead of the table.")
+    ] = False,
+) -> None:
+    """Print Table 3 (a) and (b) from finished runs, and write it as Markdown, LaTeX, CSV, a figure.
+
+    Medians, spread and number of seeds of every cell; Δ with its interval and its S; the share of
+    the loss from removing positions that each row gives back. Missing cells are shown as missing.
+
+    Examples: `tisa-lab report table3`, `tisa-lab report table3 --out docs/table3`,
+    `tisa-lab report table3 --json`
+    """
+    from tisa_lab.glue.store import Store
+    from tisa_lab.glue.summary import summary
+    from tisa_lab.glue.tables import latex, markdown, table_csv, table_data
+
+    records = []
+    for folder in folders:
+        store = Store(folder.parent if folder.name == "records.jsonl" else folder)
+        if not store.path.is_file():
+            raise FileNotFoundError(f"{folder}: no records.jsonl in it; `tisa-lab glue` writes one")
+        records += store.records()
+    parts = summary(records, score=score)
+    text = markdown(parts, records)
+    if out is not None:
+        try:
+            import matplotlib  # noqa: F401
+        except ModuleNotFoundError as missing:
+            raise ModuleNotFoundError(
+                "the figure needs matplotlib: pip install 'tisa-lab'"
+            ) from missing
+        from tisa_lab.glue.figure import figure
+
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "table3.md").write_text(text, encoding="utf-8")
+        (out / "table3.tex").write_text(latex(parts), encoding="utf-8")
+        (out / "table3.csv").write_text(table_csv(parts), encoding="utf-8")
+        figure(parts).savefig(out / "table3.png", dpi=150)
+    if as_json:
+        found = {"runs": len(records), "score": score, "cells": table_data(parts)}
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    print(text)
+    if out is not None:
+        print(f"written to {out}: table3.md, table3.tex, table3.csv, table3.png")

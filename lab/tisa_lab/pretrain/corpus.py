@@ -1,0 +1,245 @@
+"""A corpus as tokens, some documents at a time: straight from the text, or prepared once.
+
+A chunk is some millions of tokens of whole documents. It is what is shuffled, and what a run that
+goes on begins to read at: its place is the number of documents before it. A prepared corpus is two
+files, tokens and the ends of documents, read where they lie.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from tisa_lab.pretrain.reading import Source, check, documents
+from tisa_lab.pretrain.tokenizers import Tokenizer, Vocabulary
+
+TOKENS, ENDS, ABOUT, FORMAT = "tokens.bin", "documents.npy", "corpus.json", 1
+STREAMED_CHUNK, PREPARED_CHUNK = 2**22, 2**25
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a chunk begins: its number since the start of the run, the epoch, the document."""
+
+    chunk: int = 0
+    epoch: int = 0
+    document: int = 0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens of whole documents, the end of each, where they begin and where the next ones do."""
+
+    tokens: npt.NDArray[np.unsignedinteger]
+    ends: npt.NDArray[np.int64]
+    place: Place
+    next: Place
+
+
+@runtime_checkable
+class Corpus(Protocol):
+    """Documents as tokens, over and over."""
+
+    vocabulary: Vocabulary
+    fingerprint: str
+
+    def chunks(self, place: Place) -> Iterator[Chunk]:
+        """Return the chunks from that place on; after the last document comes the first again."""
+        ...
+
+
+class Streamed:
+    """Text that is cut into tokens as it is read."""
+
+    def __init__(
+        self, source: Source, tokenizer: Tokenizer, *, chunk_tokens: int = STREAMED_CHUNK
+    ) -> None:
+        check(source)
+        self.source, self.tokenizer, self.chunk_tokens = source, tokenizer, chunk_tokens
+        self.vocabulary = tokenizer.vocabulary
+        about = asdict(source) | {"files": [Path(name).name for name in source.files]}
+        self.fingerprint = _fingerprint(
+            [about, self.vocabulary.fingerprint, chunk_tokens], map(Path, source.files)
+        )
+
+    def chunks(self, place: Place) -> Iterator[Chunk]:
+        """Return the chunks from that place on."""
+        while True:
+            before = place
+            for some in self._of_an_epoch(place.document):
+                tokens, ends = joined(some, self.vocabulary.size)
+                after = Place(place.chunk + 1, place.epoch, place.document + len(some))
+                yield Chunk(tokens, ends, place, after)
+                place = after
+            if before.document == 0 and place == before:
+                raise ValueError(f"corpus: expected documents with text, got none in {self.source}")
+            place = Place(place.chunk, place.epoch + 1, 0)
+
+    def _of_an_epoch(self, skip: int) -> Iterator[list[list[int]]]:
+        held: list[list[int]] = []
+        count = 0
+        for texts in _some(documents(self.source, skip=skip)):
+            # Cut where it is full, not at the end of 64: a run that goes on begins elsewhere.
+            for tokens in self.tokenizer.encode(texts):
+                held.append(tokens)
+                count += len(tokens)
+                if count >= self.chunk_tokens:
+                    yield held
+                    held, count = [], 0
+        if held:
+            yield held
+
+
+class Prepared:
+    """A folder that `prepare` wrote."""
+
+    def __init__(self, folder: Path, *, chunk_tokens: int = PREPARED_CHUNK) -> None:
+        try:
+            about = json.loads((folder / ABOUT).read_text())
+            self.vocabulary = Vocabulary.from_dict(about["vocabulary"])
+            dtype, tokens = np.dtype(about["dtype"]), int(about["tokens"])
+            form = about["format"]
+        except (OSError, ValueError, KeyError, TypeError) as wrong:
+            raise ValueError(
+                f"{folder}: expected what `tisa-lab pretrain --prepare` wrote, got {wrong!r}"
+            ) from None
+        size = os.path.getsize(folder / TOKENS)
+        self.ends: npt.NDArray[np.int64] = np.load(folder / ENDS)
+        whole = size == tokens * dtype.itemsize and self.ends.size and self.ends[-1] == tokens
+        if form != FORMAT or not whole:
+            raise ValueError(
+                f"{folder}: expected {tokens:,} tokens in format {FORMAT}, got {size:,} bytes in "
+                f"format {form}; prepare it again"
+            )
+        self.folder, self.chunk_tokens = folder, chunk_tokens
+        self.fingerprint = _fingerprint([about, chunk_tokens], [folder / TOKENS])
+        self.tokens: npt.NDArray[np.unsignedinteger] = np.memmap(
+            folder / TOKENS, dtype, "r", shape=(tokens,)
+        )
+
+    def chunks(self, place: Place) -> Iterator[Chunk]:
+        """Return the chunks from that place on."""
+        while True:
+            while place.document < len(self.ends):
+                first = place.document
+                start = int(self.ends[first - 1]) if first else 0
+                full = int(np.searchsorted(self.ends, start + self.chunk_tokens)) + 1
+                last = min(full, len(self.ends))
+                after = Place(place.chunk + 1, place.epoch, last)
+                ends = self.ends[first:last] - start
+                yield Chunk(self.tokens[start : start + int(ends[-1])], ends, place, after)
+                place = after
+            place = Place(place.chunk, place.epoch + 1, 0)
+
+
+def _fingerprint(about: Any, files: Iterable[Path]) -> str:
+    """Return the same for the same description and files, wherever they lie.
+
+    A file is its size and its ends: to read the whole of a large one takes longer than to train.
+    """
+    found = hashlib.sha256(json.dumps(about).encode())
+    for path in files:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            found.update(str(size).encode())
+            for place in (0, max(0, size - 2**16)):
+                file.seek(place)
+                found.update(file.read(2**16))
+    return found.hexdigest()[:16]
+
+
+def joined(
+    some: list[list[int]], vocabulary: int
+) -> tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.int64]]:
+    """Return documents end to end and where each of them ends."""
+    dtype = np.uint16 if vocabulary <= 2**16 else np.uint32
+    ends = np.cumsum([len(tokens) for tokens in some], dtype=np.int64)
+    flat = np.fromiter((n for tokens in some for n in tokens), dtype=np.int64, count=int(ends[-1]))
+    if flat.size and int(flat.max()) >= vocabulary:
+        raise ValueError(
+            f"tokenizer: expected numbers below its vocabulary of {vocabulary:,}, got {flat.max()}"
+        )
+    return flat.astype(dtype), ends
+
+
+def prepare(
+    source: Source,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    min_tokens: int = 0,
+    max_tokens: int | None = None,
+    progress: Callable[[int, int], None] = lambda documents, tokens: None,
+) -> Prepared:
+    """Return the corpus as a folder of tokens, written whole or not at all.
+
+    Only documents of at least `min_tokens` and less than `max_tokens` tokens are taken.
+    """
+    check(source)
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    vocabulary = tokenizer.vocabulary
+    ends: list[int] = []
+    with open(unfinished / TOKENS, "wb") as file:
+        for texts in _some(documents(source)):
+            lists = [
+                tokens
+                for tokens in tokenizer.encode(texts)
+                if min_tokens <= len(tokens) and (max_tokens is None or len(tokens) < max_tokens)
+            ]
+            if not lists:
+                continue
+            flat, some = joined(lists, vocabulary.size)
+            file.write(flat.tobytes())
+            before = ends[-1] if ends else 0
+            ends.extend(int(end) + before for end in some)
+            progress(len(ends), ends[-1])
+    if not ends:
+        raise ValueError(f"corpus: expected documents, got none of {min_tokens} tokens or more")
+    np.save(unfinished / ENDS, np.array(ends, dtype=np.int64))
+    tokenizer.save(unfinished / "tokenizer")
+    about = {
+        "format": FORMAT,
+        "vocabulary": asdict(vocabulary),
+        "dtype": flat.dtype.name,
+        "tokens": ends[-1],
+        "documents": len(ends),
+        "files": [Path(name).name for name in source.files],
+        "dataset": source.dataset,
+        "min_tokens": min_tokens,
+        "max_tokens": max_tokens,
+    }
+    (unfinished / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
+    if folder.exists():
+        raise FileExistsError(f"{folder}: expected a new folder, got one that is there")
+    os.replace(unfinished, folder)
+    return Prepared(folder)
+
+
+def _some(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Return them 64 at a time, which a tokenizer does faster."""
+    left = iter(texts)
+    while some := list(islice(left, 64)):
+        yield some
+
+
+def head(corpus: Corpus, tokens: int) -> list[npt.NDArray[np.unsignedinteger]]:
+    """Return the first documents, until they have that many tokens or the corpus ends."""
+    found: list[npt.NDArray[np.unsignedinteger]] = []
+    for chunk in corpus.chunks(Place()):
+        if chunk.place.epoch:
+            break
+        starts = np.concatenate(([0], chunk.ends[:-1]))
+        for start, end in zip(starts, chunk.ends, strict=True):
+            found.append(chunk.tokens[start:end])
+            tokens -= int(end - start)
+            if tokens <= 0:
+                return found
+    return found

@@ -1,0 +1,229 @@
+"""Text in, numbers out: any Hugging Face tokenizer, ALBERT's SentencePiece file, or plain bytes."""
+
+import hashlib
+import json
+import shutil
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+FILE = "tokenizer.tisa.json"
+
+
+@dataclass(frozen=True)
+class Specials:
+    """Tokens that stand for no text; `mask` is None where a tokenizer has none."""
+
+    begin: int
+    end: int
+    pad: int
+    mask: int | None
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What has to be known of a tokenizer to train on its numbers, without the tokenizer.
+
+    `fingerprint` is the same for two tokenizers that give the same numbers, and travels with
+    everything that was made with one.
+    """
+
+    name: str
+    size: int
+    specials: Specials
+    fingerprint: str
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Vocabulary":
+        """Return the vocabulary that `dataclasses.asdict` made these values of."""
+        return cls(**{**values, "specials": Specials(**values["specials"])})
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What a corpus and a run ask of a tokenizer."""
+
+    vocabulary: Vocabulary
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each text, without special ones."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write what `tokenizer_of` needs to make it again."""
+        ...
+
+
+class Bytes:
+    """The UTF-8 bytes of the text, and four special tokens after them."""
+
+    vocabulary = Vocabulary("bytes", 260, Specials(257, 258, 256, 259), "bytes")
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the bytes of each text."""
+        return [list(text.encode()) for text in texts]
+
+    def save(self, folder: Path) -> None:
+        """Write its name."""
+        _write(folder, {"kind": "bytes"})
+
+
+class SentencePiece:
+    """A SentencePiece model with ALBERT's special pieces, and text prepared as ALBERT does it.
+
+    Lower case, no accents, straight quotes, and digits before a comma cut from it (ALBERT's
+    published tokenizer). Transformers' rewriting of it in Rust cuts words at hyphens differently;
+    this is the original.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import sentencepiece
+        except ImportError as missing:
+            raise ImportError(
+                f"{path} is read with sentencepiece, which is not installed; "
+                'run: pip install "tisa-lab"'
+            ) from missing
+        self.path = path
+        content = path.read_bytes()
+        try:
+            self.model = sentencepiece.SentencePieceProcessor(model_proto=content)
+        except (RuntimeError, OSError) as wrong:
+            raise ValueError(f"{path}: expected a SentencePiece model, got {wrong}") from None
+        names = {"begin": "[CLS]", "end": "[SEP]", "mask": "[MASK]", "pad": "<pad>"}
+        found = {name: int(self.model.piece_to_id(piece)) for name, piece in names.items()}
+        unknown = self.model.unk_id()
+        missing_pieces = [names[name] for name, number in found.items() if number == unknown]
+        if missing_pieces:
+            raise ValueError(
+                f"{path}: expected ALBERT's special pieces, got none for "
+                f"{', '.join(missing_pieces)}; take a Hugging Face tokenizer instead"
+            )
+        self.vocabulary = Vocabulary(
+            path.name,
+            int(self.model.get_piece_size()),
+            Specials(**found),
+            "albert:" + hashlib.sha256(content).hexdigest()[:16],
+        )
+        self._recut = self._digits_before_commas()
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the pieces of each text."""
+        cut = self.model.encode([prepared(text) for text in texts])
+        recut = self._recut
+        return [
+            [n for piece in pieces for n in recut.get(piece, (piece,))]
+            if any(piece in recut for piece in set(pieces))
+            else pieces
+            for pieces in cut
+        ]
+
+    def save(self, folder: Path) -> None:
+        """Copy the model's file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / "spiece.model").resolve() != self.path.resolve():
+            shutil.copyfile(self.path, folder / "spiece.model")
+        _write(folder, {"kind": "sentencepiece"})
+
+    def _digits_before_commas(self) -> dict[int, tuple[int, ...]]:
+        """Return what ALBERT makes of pieces that end in a digit and a comma."""
+        recut: dict[int, tuple[int, ...]] = {}
+        for number in range(self.vocabulary.size):
+            piece = self.model.id_to_piece(number)
+            if len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit():
+                parts = self.model.encode(piece[:-1].replace("▁", ""), out_type=str)
+                if piece[0] != "▁" and parts[0][0] == "▁":
+                    parts = parts[1:] if len(parts[0]) == 1 else [parts[0][1:], *parts[1:]]
+                recut[number] = tuple(int(self.model.piece_to_id(p)) for p in (*parts, ","))
+        return recut
+
+
+def prepared(text: str) -> str:
+    """Return the text as ALBERT's tokenizer sees it."""
+    text = " ".join(text.split()).replace("``", '"').replace("''", '"')
+    if not text.isascii():
+        text = unicodedata.normalize("NFKD", text)
+        text = "".join(letter for letter in text if not unicodedata.combining(letter))
+    return text.lower()
+
+
+class HuggingFace:
+    """Any tokenizer of transformers, from a folder or the hub.
+
+    `begin` and `end` are its [CLS] and [SEP], or what it has instead of them; where it has one of
+    the two only, that stands at both places. Without a padding token the end is taken.
+    """
+
+    def __init__(self, name: str) -> None:
+        # Says which extra to install where transformers is not there.
+        from transformers import AutoTokenizer
+
+        import tisa.hf  # noqa: F401
+
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError, ImportError) as wrong:
+            raise ValueError(
+                f"tokenizer {name!r}: expected bytes, a SentencePiece file (*.model), or a folder "
+                f"or name on the hub that transformers can load, got: {wrong}"
+            ) from None
+        made = self.tokenizer
+        # Documents are cut into rows here: its own limit does not matter.
+        made.model_max_length = 10**9
+        begin = _first(made.cls_token_id, made.bos_token_id, made.sep_token_id, made.eos_token_id)
+        end = _first(made.sep_token_id, made.eos_token_id, made.cls_token_id, made.bos_token_id)
+        if begin is None or end is None:
+            raise ValueError(
+                f"tokenizer {name!r}: expected a token that begins or ends a text (cls, sep, bos "
+                "or eos), got none"
+            )
+        pad = _first(made.pad_token_id, end)
+        assert pad is not None
+        known = sorted(made.get_vocab().items(), key=lambda pair: pair[1])
+        sample = made("Where does it stand? Über 1,024 Wörter — ok.", add_special_tokens=False)
+        seen = json.dumps([known, sample["input_ids"]], ensure_ascii=False)
+        self.vocabulary = Vocabulary(
+            name,
+            len(made),
+            Specials(begin, end, pad, made.mask_token_id),
+            "hf:" + hashlib.sha256(seen.encode()).hexdigest()[:16],
+        )
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each text."""
+        found = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)
+        return list(found["input_ids"])
+
+    def save(self, folder: Path) -> None:
+        """Write it as transformers does."""
+        self.tokenizer.save_pretrained(folder)
+        _write(folder, {"kind": "transformers"})
+
+
+def tokenizer_of(name: str) -> Tokenizer:
+    """Return the tokenizer of that name: bytes, a SentencePiece file, a folder, a hub name."""
+    if name == "bytes":
+        return Bytes()
+    path = Path(name)
+    if path.suffix == ".model":
+        if not path.is_file():
+            raise FileNotFoundError(f"tokenizer {name!r}: expected a SentencePiece file, got none")
+        return SentencePiece(path)
+    if (path / FILE).is_file():
+        kind = json.loads((path / FILE).read_text()).get("kind")
+        if kind == "bytes":
+            return Bytes()
+        if kind == "sentencepiece":
+            return SentencePiece(path / "spiece.model")
+    return HuggingFace(name)
+
+
+def _first(*numbers: int | None) -> int | None:
+    return next((number for number in numbers if number is not None), None)
+
+
+def _write(folder: Path, values: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_text(json.dumps(values) + "\n")

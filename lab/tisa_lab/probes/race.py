@@ -1,0 +1,161 @@
+"""A small encoder for each method and task, trained at one length and asked at longer ones."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from tisa.positions import METHODS
+from tisa.scoring import ScoringFunction
+from tisa.transformer import LanguageModel, TransformerConfig
+from tisa_lab.probes.tasks import NO_ANSWER, OFFSET, TASKS, VOCABULARY
+from tisa_lab.record import surroundings
+
+RACERS = ("none", "absolute", "sinusoidal", "rotary", "t5", "alibi", "kerple-log", "tisa",
+          "tisa-v2", "near-far")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """Sizes and recipe of every run of the race.
+
+    Inputs in training have any length from half of `length` to `length`, the same for all rows of
+    a step; asked is at `length` times each of `factors`.
+    """
+
+    length: int = 32
+    factors: tuple[int, ...] = (1, 2, 4, 8)
+    steps: int = 600
+    batch: int = 32
+    hidden_size: int = 64
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    learning_rate: float = 2e-3
+    scores_learning_rate: float = 2e-2
+    asked: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        # Training begins at half of it, where *find* must have an answer.
+        if self.length < 2 * (OFFSET + 1):
+            raise ValueError(f"length must be at least {2 * (OFFSET + 1)}, got {self.length}")
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if 1 not in self.factors or min(self.factors) < 1:
+            raise ValueError(f"factors must be 1 and whole numbers above it, got {self.factors}")
+
+
+def names_of(text: str | None, known: Any, option: str, default: tuple[str, ...]) -> list[str]:
+    """Return the names in a list with commas, or refuse one that is not known."""
+    found = list(default) if text is None else [p.strip() for p in text.split(",") if p.strip()]
+    unknown = [name for name in found if name not in known]
+    if unknown or not found:
+        raise ValueError(
+            f"{option}: expected some of {', '.join(known)}, got {', '.join(unknown) or 'none'}"
+        )
+    return list(dict.fromkeys(found))
+
+
+def race(
+    config: ProbeConfig,
+    methods: list[str],
+    tasks: list[str],
+    *,
+    command: str = "",
+    device: str = "cpu",
+    progress: Callable[[str, str], None] = lambda method, task: None,
+) -> dict[str, Any]:
+    """Return the record: accuracy of each method, task and length."""
+    place = torch.device(device)
+    rows = []
+    for task in tasks:
+        for method in methods:
+            progress(method, task)
+            rows.append({"method": method, "task": task} | run(config, method, task, place))
+    return {
+        "kind": "probes",
+        "config": asdict(config),
+        "rows": rows,
+        "surroundings": surroundings(command, place),
+    }
+
+
+def run(config: ProbeConfig, method: str, task: str, device: torch.device) -> dict[str, Any]:
+    """Return accuracy by length, the last loss and the time of one model and one task."""
+    assert method in METHODS
+    began = time.monotonic()
+    torch.manual_seed(config.seed)
+    model = LanguageModel(
+        TransformerConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=config.hidden_size,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.num_attention_heads,
+            max_position_embeddings=config.length,
+            position=method,
+        )
+    ).to(device)
+    scores = {p for m in model.modules() if isinstance(m, ScoringFunction) for p in m.parameters()}
+    others = [p for p in model.parameters() if p not in scores]
+    groups = [{"params": others, "lr": config.learning_rate}]
+    if scores:
+        groups.append({"params": list(scores), "lr": config.scores_learning_rate})
+    optimizer = torch.optim.Adam(groups, betas=(0.9, 0.98))
+    rate = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / 30) * (1 - step / config.steps)
+    )
+    generator = torch.Generator().manual_seed(config.seed + 1)
+    loss = torch.zeros(())
+    for _ in range(config.steps):
+        shortest = config.length // 2
+        drawn = torch.randint(shortest, config.length + 1, (), generator=generator)
+        tokens, answers = TASKS[task](config.batch, int(drawn), generator)
+        loss = loss_of(model, tokens.to(device), answers.to(device))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        rate.step()
+    model.eval()
+    accuracy: dict[str, float | None] = {}
+    for factor in config.factors:
+        asked = torch.Generator().manual_seed(10_000 + factor)
+        accuracy[str(factor)] = ask(model, config, task, factor * config.length, asked, device)
+    return {
+        "accuracy": accuracy,
+        "loss": float(loss.detach()),
+        "positional_parameters": model.transformer.num_parameters()[0],
+        "seconds": time.monotonic() - began,
+    }
+
+
+def loss_of(model: LanguageModel, tokens: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss of the places that have an answer."""
+    there = answers != NO_ANSWER
+    return cross_entropy(model.head(model.transformer(tokens)[there]), answers[there])
+
+
+@torch.no_grad()
+def ask(
+    model: LanguageModel,
+    config: ProbeConfig,
+    task: str,
+    length: int,
+    generator: torch.Generator,
+    device: torch.device,
+) -> float | None:
+    """Return the share of right answers; None where the method has no places for the length."""
+    limit = model.transformer.position.max_length
+    if limit is not None and length > limit:
+        return None
+    right = total = 0
+    for _ in range(0, config.asked, 32):
+        tokens, answers = (x.to(device) for x in TASKS[task](32, length, generator))
+        there = answers != NO_ANSWER
+        said = model.head(model.transformer(tokens)[there]).argmax(-1)
+        right += int((said == answers[there]).sum())
+        total += int(there.sum())
+    return right / total
