@@ -55,6 +55,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
     assert metadata["Version"] == tisa.__version__
     assert set(EXTRAS) <= set(metadata.get_all("Provides-Extra"))
     assert [r for r in metadata.get_all("Requires-Dist") if "extra ==" not in r] == [
+        "filelock>=3.12",
         "torch>=2.9",
         "typer>=0.12",
     ]
