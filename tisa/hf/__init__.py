@@ -11,8 +11,6 @@ default_text.py  what is calibrated on where no text is given
 calibration.py   texts in, token batches and folded vectors out
 fit.py           scores from a model's own heads
 conversion.py    a model in, a converted one out
-stacked_modules.py  linear maps, norms, embeddings, attention of many models in one
-stack.py         many models of one architecture as one batched model
 distillation.py  a converted model trained towards the one it came from
 parameters.py    optimiser groups
 sentence.py      what makes a sentence encoder of a transformer

@@ -11,6 +11,8 @@ record.py     what a finished run leaves behind
 trainer.py    Hugging Face's Trainer with our batches and groups
 training.py   one cell in, its record out
 rows.py       a task's rows on a device, and their order for many cells
+stacked_modules.py  linear maps, norms, embeddings, attention of many models in one
+stack.py      many models of one architecture as one batched model
 side_by_side.py  many cells in, their records out: as one batched model
 store.py      a folder of records that many processes write to
 executors.py  where cells are run: here, in several processes

@@ -1,4 +1,4 @@
-"""Cells in, their records out: trained side by side as one batched model (`tisa.hf.stack`).
+"""Cells in, their records out: trained side by side as one batched model (`tisa_lab.glue.stack`).
 
 The numbers are those of `training.run` up to rounding: the same weights at the start, the same rows
 in the same order, the same optimiser, the gradient of each cell clipped by its own norm. With
@@ -18,12 +18,12 @@ import transformers
 from torch.nn import functional as F  # noqa: N812
 
 import tisa.hf
-from tisa.hf.stack import Stack
 from tisa.shapes import Float, Tensor
 from tisa_lab.glue.cell import Cell
 from tisa_lab.glue.metrics import score
 from tisa_lab.glue.record import Record
 from tisa_lab.glue.rows import Order, by_tokens, prepared
+from tisa_lab.glue.stack import Stack
 from tisa_lab.glue.starts import start_of
 from tisa_lab.glue.summary import VARIANT
 from tisa_lab.glue.tasks import Task, task_named

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 import transformers
 
-from tisa.hf.stack import reason_against_stacking
 from tisa_lab.glue.cell import Cell
 from tisa_lab.glue.executors import Finished, Settings, outcome
 from tisa_lab.glue.side_by_side import kind_of, run_stack
+from tisa_lab.glue.stack import reason_against_stacking
 from tisa_lab.glue.trainer import Progress
 
 

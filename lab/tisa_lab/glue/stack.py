@@ -20,7 +20,9 @@ from transformers.modeling_utils import AttentionInterface
 
 from tisa.hf import families
 from tisa.hf.parameters import weight_groups
-from tisa.hf.stacked_modules import (
+from tisa.scoring import TISA
+from tisa.shapes import Bool, Float, Int, Tensor
+from tisa_lab.glue.stacked_modules import (
     Pass,
     StackedEmbedding,
     StackedFoldedEmbedding,
@@ -28,8 +30,6 @@ from tisa.hf.stacked_modules import (
     StackedLinear,
     attend,
 )
-from tisa.scoring import TISA
-from tisa.shapes import Bool, Float, Int, Tensor
 
 STACKABLE = (
     "albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta",

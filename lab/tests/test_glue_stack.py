@@ -7,7 +7,7 @@ import transformers
 import tisa.hf
 from tiny import inputs, original, shake, token_lists
 from tisa.hf.parameters import is_score, parameter_groups, weight_groups
-from tisa.hf.stack import Stack
+from tisa_lab.glue.stack import Stack
 
 # float32; sums in another order.
 BUDGET = 2e-5
