@@ -228,13 +228,13 @@ def test_table_1_has_54_marks():
 def test_command(tmp_path, monkeypatch, capsys):
     out = tmp_path / "new"
     arguments = ["criteria", "--methods", "none, t5", "--json", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["tisa", *arguments])
+    monkeypatch.setattr(sys, "argv", ["tisa-lab", *arguments])
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 0
     record = json.loads(capsys.readouterr().out)
     # A shell may take it as it stands.
-    assert shlex.split(record["command"]) == ["tisa", *arguments]
+    assert shlex.split(record["command"]) == ["tisa-lab", *arguments]
     assert [row["method"] for row in record["rows"]] == ["t5", "none"]
     assert record["agreement"]["of"] == 6
     assert record == json.loads((out / "criteria.json").read_text())
@@ -251,7 +251,7 @@ def test_command(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_mistakes_of_the_command(monkeypatch, capsys, arguments, error):
-    monkeypatch.setattr(sys, "argv", ["tisa", "criteria", *arguments])
+    monkeypatch.setattr(sys, "argv", ["tisa-lab", "criteria", *arguments])
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 2

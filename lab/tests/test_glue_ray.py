@@ -128,7 +128,7 @@ def test_a_worker_that_is_always_lost_fails_its_cell_alone(tmp_path, monkeypatch
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r"tisa\[cluster\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"tisa-lab\[cluster\]"):
         OnRay(Settings(), None, 1)
 
 
