@@ -1,6 +1,6 @@
 """Time and memory of every attention backend with trained scores, beside attention without them.
 
-    PYTHONPATH=. python3 benchmarks/attention.py [--device cuda] [--quick]
+    PYTHONPATH=.:lab python3 benchmarks/attention.py [--device cuda] [--quick]
 
 One step is: scores from a TISA's parameters, attention, and (forward + backward) the gradients of
 query, key, value and of those parameters. Contenders:
@@ -32,6 +32,7 @@ from pathlib import Path
 import torch
 
 import tisa
+from tisa_lab.record import commit
 
 RESULTS = Path(__file__).parent / "results"
 LIMIT = "sdpa, no positions"
@@ -409,16 +410,6 @@ def device_name(device: torch.device) -> str:
         names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
         model = names[0] if names else model
     return f"{model}, {torch.get_num_threads()} threads"
-
-
-def commit() -> str:
-    try:
-        answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
-        )
-        return answer.stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def main() -> None:

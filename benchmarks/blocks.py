@@ -1,6 +1,6 @@
 """How large the chunked backend's blocks should be: time of a training step by block size.
 
-    PYTHONPATH=. python3 benchmarks/blocks.py [--device cuda]
+    PYTHONPATH=.:lab python3 benchmarks/blocks.py [--device cuda]
 
 The constants in tisa/ops/chunked.py come from the records that this writes.
 """
@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from attention import RESULTS, Case, Problem, commit, device_name, milliseconds, short, step
+from attention import RESULTS, Case, Problem, device_name, milliseconds, short, step
 
 from tisa.ops import blocks
+from tisa_lab.record import commit
 
 CPU_CASES = [Case(128, 8), Case(512, 4), Case(4096, 1)]
 GPU_CASES = [Case(128, 64), Case(512, 32), Case(2048, 8), Case(8192, 2)]

@@ -5,16 +5,12 @@ import datetime
 import json
 import os
 import platform
-import subprocess
 from pathlib import Path
+
+from tisa_lab.record import commit
 
 # Long lists that no text quotes; the report itself has them.
 LEFT_OUT = ("kernels", "kernels_near", "text", "curves")
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 def main() -> None:
@@ -36,13 +32,11 @@ def main() -> None:
             plain["mean_r2_by_kernels"] = fits["kernels"]
             plain["mean_r2_by_kernels_near"] = near
             models[model["name"]] = plain
-    commit = _git("rev-parse", "--short", "HEAD")
-    commit += "-dirty" if _git("status", "--porcelain", "tisa") else ""
     today = datetime.date.today().isoformat()
     record = {
         "date": today,
         "command": "runs/figures.sh",
-        "commit": commit,
+        "commit": commit(),
         "device": f"CPU, {os.cpu_count()} cores, {platform.machine()}",
         "python": platform.python_version(),
         **about,

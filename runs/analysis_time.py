@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+from tisa_lab.record import commit
+
 SHAPES = {"bert-base": ("bert", 512), "longformer-4096": ("longformer", 4098)}
 
 
@@ -65,11 +67,6 @@ def measure(model: Path, out: Path) -> dict[str, float]:
     }
 
 
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
 def main() -> None:
     """Write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -82,13 +79,11 @@ def main() -> None:
             rows[name] = measure(Path(folder) / name, Path(folder) / f"{name}-report")
             rows[name]["load_average"] = round(os.getloadavg()[0], 1)
             print(name, rows[name])
-    commit = _git("rev-parse", "--short", "HEAD")
-    commit += "-dirty" if _git("status", "--porcelain", "tisa") else ""
     today = datetime.date.today().isoformat()
     record = {
         "date": today,
         "command": "python runs/analysis_time.py",
-        "commit": commit,
+        "commit": commit(),
         "device": f"CPU, {os.cpu_count()} cores, {platform.machine()}",
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
         "python": platform.python_version(),

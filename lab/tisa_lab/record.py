@@ -12,14 +12,18 @@ import torch
 
 import tisa
 
+ROOT = Path(__file__).parents[2]
+DIRTY = "-dirty"
+
 
 def surroundings(command: str, device: torch.device) -> dict[str, Any]:
     """Return date, commit, versions, machine and command, for a record."""
+    made_from = commit()
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "command": command,
-        "commit": _git("rev-parse", "--short", "HEAD") or "unknown",
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "commit": made_from.removesuffix(DIRTY),
+        "uncommitted_changes": made_from.endswith(DIRTY),
         "tisa": tisa.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -28,20 +32,23 @@ def surroundings(command: str, device: torch.device) -> dict[str, Any]:
     }
 
 
+def commit() -> str:
+    """Return the commit of this checkout, with -dirty where something was changed since.
+
+    Where the files were sent without their repository it is what stands in commit.txt beside them,
+    which the sender wrote: `git describe --always --dirty > commit.txt`.
+    """
+    sent = ROOT / "commit.txt"
+    try:
+        if not (ROOT / ".git").exists():
+            return sent.read_text().strip() if sent.is_file() else "unknown"
+        asked = ["git", "describe", "--always", "--exclude=*", f"--dirty={DIRTY}"]
+        done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
 def command_line(*program: str) -> str:
     """Return the command that runs now (`tisa-lab` unless told), quoted for a shell."""
     return shlex.join([*(program or ("tisa-lab",)), *sys.argv[1:]])
-
-
-def _git(*arguments: str) -> str | None:
-    """Return what git says about the checkout that this package lies in, None outside of one."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
