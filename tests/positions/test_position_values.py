@@ -198,7 +198,7 @@ def test_floater_without_its_solver_names_the_extra(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
-    with pytest.raises(ImportError, match=r'pip install "tisa\[floater\]"'):
+    with pytest.raises(ImportError, match=r"pip install 'tisa\[floater\]'"):
         tisa.SelfAttention(8, 2, position="floater")(torch.randn(1, 3, 8))
 
 

@@ -149,6 +149,6 @@ def cut(path):
 def test_without_safetensors_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(ImportError, match=r'pip install "tisa\[hf\]"'):
+    with pytest.raises(ImportError, match=r"pip install 'tisa\[hf\]'"):
         save(Transformer(config_of()), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -1,10 +1,10 @@
-"""How position enters a transformer: every method by name, one file each, one small interface.
+"""How position enters a transformer: every method by name, one small interface.
 
   base.py          the interface: hooks at every place where position can enter
-  from_scoring.py  methods that are a function of the offset, made of a scoring function
+  from_scoring.py  methods that are a function of the offset: any function of `tisa/scoring/`
   angles.py        what sinusoidal and rotary embeddings have in common
 
-`METHODS` names the others.
+`METHODS` names the others, and which function of the offset a name stands for.
 """
 
 import difflib
@@ -14,15 +14,45 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tisa.positions.base import Places, Position, PositionConfig, Prepared, places_of
+from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared, places_of
+from tisa.scoring import (
+    TISA,
+    ALiBi,
+    KerpleLog,
+    KerplePower,
+    NearFar,
+    ScoringFunction,
+    T5Buckets,
+    TISAv2,
+)
 
 
 class Method(NamedTuple):
-    """Where a method is, and the options that its name stands for."""
+    """Where a method is, the options that its name stands for, and other defaults than its own."""
 
     file: str
     cls: str
     options: Mapping[str, Any] = MappingProxyType({})
+    defaults: Mapping[str, Any] = MappingProxyType({})
+
+    def known(self, cls: type[Position]) -> set[str]:
+        """Return the names of the options that a user may give."""
+        names = set(inspect.signature(cls).parameters) - {"config", "options", *self.options}
+        if "function" in self.options:
+            names |= set(inspect.signature(self.options["function"]).parameters)
+            names -= {"num_attention_heads", *self.options["decoder"]}
+        return names
+
+
+def _of_offset(
+    function: type[ScoringFunction],
+    *,
+    layers: Layers = "each",
+    decoder: Mapping[str, Any] = MappingProxyType({}),
+) -> Method:
+    """Return the method that adds this function of the offset in every layer."""
+    fixed = {"function": function, "decoder": decoder}
+    return Method("from_scoring.py", "FromScoring", fixed, {"layers": layers})
 
 
 # The names, fixed here and nowhere else.
@@ -31,7 +61,8 @@ METHODS: dict[str, Method] = {
     "sinusoidal": Method("sinusoidal.py", "Sinusoidal"),
     "absolute": Method("absolute.py", "Absolute"),
     "shaw": Method("shaw.py", "Shaw"),
-    "t5": Method("t5.py", "T5Position"),
+    # One table for all layers as published. T5 itself does not scale its logits; here all do.
+    "t5": _of_offset(T5Buckets, layers="shared", decoder={"bidirectional": False}),
     "floater": Method("floater.py", "Floater"),
     "synthesizer-random": Method("synthesizer.py", "Synthesizer", {"form": "random"}),
     "synthesizer-factorised": Method("synthesizer.py", "Synthesizer", {"form": "factorised"}),
@@ -48,12 +79,14 @@ METHODS: dict[str, Method] = {
     "tupe-a": Method("tupe.py", "Tupe", {"relative": False}),
     "tupe-r": Method("tupe.py", "Tupe", {"relative": True}),
     "rotary": Method("rotary.py", "Rotary"),
-    "tisa": Method("tisa.py", "TISAPosition"),
-    "alibi": Method("alibi.py", "ALiBiPosition"),
-    "kerple-log": Method("kerple.py", "KerplePosition", {"kernel": "log"}),
-    "kerple-power": Method("kerple.py", "KerplePosition", {"kernel": "power"}),
-    "tisa-v2": Method("tisa_v2.py", "TISAv2Position"),
-    "near-far": Method("near_far.py", "NearFarPosition"),
+    # ALBERT passes through one layer many times: kernels for each pass here, one set for all
+    # passes, the likelier reading of the paper, with `layers="shared"`.
+    "tisa": _of_offset(TISA),
+    "alibi": _of_offset(ALiBi, layers="shared"),
+    "kerple-log": _of_offset(KerpleLog),
+    "kerple-power": _of_offset(KerplePower),
+    "tisa-v2": _of_offset(TISAv2),
+    "near-far": _of_offset(NearFar),
 }
 
 
@@ -67,14 +100,14 @@ def build_position(name: str, config: PositionConfig) -> Position:
         )
     method = METHODS[name]
     cls = getattr(import_module(f"tisa.positions.{method.file.removesuffix('.py')}"), method.cls)
-    known = set(inspect.signature(cls).parameters) - {"config", *method.options}
+    known = method.known(cls)
     unknown = sorted(set(config.options) - known)
     if unknown:
         raise ValueError(
             f"options of position {name!r} must be among {', '.join(sorted(known)) or 'none'}, "
             f"got {', '.join(unknown)}"
         )
-    built: Position = cls(config, **method.options, **config.options)
+    built: Position = cls(config, **method.options, **{**method.defaults, **config.options})
     return built
 
 

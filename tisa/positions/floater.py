@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from tisa.packages import needed
 from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared
 from tisa.shapes import Float, Tensor
 
@@ -131,7 +132,7 @@ class Floater(Position):
         times = torch.arange(first, end, dtype=exact, device=state.device) * self.step
         # These tensors, not whatever the module holds by the time of the backward pass.
         parameters = tuple(self.flow.parameters())
-        solved = _torchdiffeq().odeint_adjoint(
+        solved = needed("torchdiffeq", "FLOATER", "tisa[floater]").odeint_adjoint(
             lambda time, state: derivative(time, state, parameters),
             state.flatten(0, 1),
             times,
@@ -222,14 +223,3 @@ def _same(kept: Sequence[Tensor], parameters: Sequence[Tensor]) -> bool:
         one.device == other.device and one.dtype == other.dtype and torch.equal(one, other)
         for one, other in zip(kept, parameters, strict=True)
     )
-
-
-def _torchdiffeq() -> Any:
-    try:
-        import torchdiffeq
-    except ImportError as missing:
-        raise ImportError(
-            "Floater solves a differential equation with torchdiffeq, which is not installed; "
-            'run: pip install "tisa[floater]"'
-        ) from missing
-    return torchdiffeq

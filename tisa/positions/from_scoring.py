@@ -1,6 +1,7 @@
 """Position methods that are a function of the offset: a scoring function per layer."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,15 +14,26 @@ from tisa.shapes import Float, Int32, Tensor
 class FromScoring(Position):
     """Scores f(key − query) added to the logits of every layer, through `tisa.attention`.
 
-    Parameters: `scoring`, one scoring function for each layer (`layers="each"`), one for all
-    ("shared"), or one for the first layer, the others having no positions ("first").
+    Parameters: `scoring`, one function of the class `function` for each layer (`layers="each"`),
+    one for all ("shared"), or one for the first layer, the others having no positions ("first").
+    `options` are keyword arguments of `function`, `decoder` those that a causal model adds.
     """
 
     def __init__(
-        self, config: PositionConfig, build: Callable[[], ScoringFunction], *, layers: Layers
+        self,
+        config: PositionConfig,
+        *,
+        function: type[ScoringFunction],
+        decoder: Mapping[str, Any] | None = None,
+        layers: Layers = "each",
+        **options: Any,
     ) -> None:
         super().__init__(config, layers=layers)
-        self.scoring = nn.ModuleList(build() for _ in range(self.copies))
+        if config.is_causal and decoder:
+            options |= decoder
+        self.scoring = nn.ModuleList(
+            function(config.num_attention_heads, **options) for _ in range(self.copies)
+        )
 
     def shared(self, places: Places) -> list[Float[Tensor, "heads span"]]:
         """Return the score vector of every scoring function."""

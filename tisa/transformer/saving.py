@@ -1,13 +1,13 @@
 """A model in a folder: `model.safetensors` and `config.json`."""
 
 import json
-import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
+from tisa.packages import needed
+from tisa.store import write_bytes, write_text
 from tisa.transformer.config import TransformerConfig
 from tisa.transformer.language_model import LanguageModel
 from tisa.transformer.model import Transformer
@@ -28,7 +28,7 @@ def save(model: nn.Module, folder: str | Path) -> None:
 
     It is a `Transformer` or a `LanguageModel`; of a compiled one, what was compiled is written.
     """
-    safetensors = _safetensors()
+    safetensors = needed("safetensors.torch", "saved models", "tisa[hf]")
     model = getattr(model, COMPILED, model)
     if not isinstance(model, (Transformer, LanguageModel)) or type(model).__name__ not in MODELS:
         raise TypeError(
@@ -36,7 +36,6 @@ def save(model: nn.Module, folder: str | Path) -> None:
             f"{type(model).__name__}; pass it without what is around it"
         )
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     written = {
         "format": FORMAT,
         "model": type(model).__name__,
@@ -48,19 +47,13 @@ def save(model: nn.Module, folder: str | Path) -> None:
         name.replace(f"{COMPILED}.", ""): value.detach().contiguous()
         for name, value in model.state_dict().items()
     }
-    for name, content in (
-        (WEIGHTS, safetensors.save(state, metadata={"format": "pt"})),
-        (CONFIG, (json.dumps(written, indent=2) + "\n").encode()),
-    ):
-        # A crash while writing leaves what was there before.
-        unfinished = folder / f".{name}.unfinished"
-        unfinished.write_bytes(content)
-        os.replace(unfinished, folder / name)
+    write_bytes(folder / WEIGHTS, safetensors.save(state, metadata={"format": "pt"}))
+    write_text(folder / CONFIG, json.dumps(written, indent=2) + "\n")
 
 
 def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Transformer | LanguageModel:
     """Return the model that was saved in a folder, with its weights, in evaluation mode."""
-    safetensors = _safetensors()
+    safetensors = needed("safetensors.torch", "saved models", "tisa[hf]")
     folder = Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
@@ -109,14 +102,3 @@ def _architecture(model: Transformer | LanguageModel) -> str:
         return "TisaTransformerModel"
     kind = "CausalLM" if model.config.is_causal else "MaskedLM"
     return f"TisaTransformerFor{kind}"
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as missing:
-        raise ImportError(
-            "models are saved and loaded with safetensors, which is not installed; "
-            'run: pip install "tisa[hf]"'
-        ) from missing
-    return safetensors.torch
