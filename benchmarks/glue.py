@@ -26,15 +26,15 @@ import torch
 import transformers
 
 import tisa.hf
+from tisa_lab.executors import InProcess
 from tisa_lab.glue.batches import Padder
 from tisa_lab.glue.cell import Cell, grid
-from tisa_lab.glue.executors import InProcess, Settings
 from tisa_lab.glue.packing import Packer, read_packed
 from tisa_lab.glue.reading import read
 from tisa_lab.glue.starts import start_of
 from tisa_lab.glue.tasks import task_named
 from tisa_lab.glue.trainer import CellTrainer
-from tisa_lab.glue.training import stock_model, tokenized, trainer_arguments
+from tisa_lab.glue.training import Runner, stock_model, tokenized, trainer_arguments
 from tisa_lab.record import surroundings
 
 RESULTS = Path(__file__).parent / "results"
@@ -213,7 +213,7 @@ def throughput(arguments: argparse.Namespace, write: Any) -> dict[str, Any]:
 
 def cells_per_hour(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return how many cells an hour the stacked executor finishes, and the one in this process."""
-    settings = Settings(arguments.data, arguments.device)
+    runner = Runner(arguments.data, arguments.device)
     # Rows of the table whose start takes no time; those of one seed share their batches.
     kernels = [f", S = {s}" for s in (1, 3, 5)]
     rows = ["baseline", *(k[2:] for k in kernels)]
@@ -225,11 +225,11 @@ def cells_per_hour(arguments: argparse.Namespace) -> dict[str, Any]:
         **({"steps": 4} if arguments.little else {"epochs": 3.0}),
     )  # fmt: skip
     found: dict[str, Any] = {"task": arguments.task}
-    places: dict[str, Any] = {"in-process": InProcess(settings)}
+    places: dict[str, Any] = {"in-process": InProcess(runner)}
     try:
         from tisa_lab.glue.stacked import Stacked
 
-        places["stacked"] = Stacked(settings, arguments.stack)
+        places["stacked"] = Stacked(runner, arguments.stack)
     except ImportError:
         found["stacked"] = "not there"
     for name, place in places.items():

@@ -106,7 +106,7 @@ MISSING = [
 # These import transformers whole.
 HEAVY = [
     ("accelerate", "tisa-lab glue model --out new", "lab"),
-    ("ray", "import tisa_lab.glue.on_ray as r; r.OnRay(None, None, 1)", "lab[cluster]"),
+    ("ray", "import tisa_lab.executors as r; r.OnRay(print, None, 1)", "lab[cluster]"),
 ]
 # Torch is imported once; each case is a process of its own from there on.
 DRIVER = """

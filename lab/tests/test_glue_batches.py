@@ -14,8 +14,9 @@ from little_glue import WORDS, make_data, make_model
 from tisa_lab.glue.batches import ByLength, Marked, Padder, Share
 from tisa_lab.glue.cell import Cell
 from tisa_lab.glue.packing import Packer, check_packable, read_packed
-from tisa_lab.glue.store import Store
+from tisa_lab.glue.record import Record
 from tisa_lab.glue.training import run
+from tisa_lab.sweep import Records
 
 SMALL = dict(steps=6, batch_size=8, learning_rate=1e-3, evaluations=2, calibration_rows=8)
 
@@ -169,7 +170,7 @@ def test_two_processes_give_the_numbers_of_one(data_dir, model, tmp_path, sharde
     )  # fmt: skip
     subprocess.run([sys.executable, script, *options, "--out", "one"], **settings)
     subprocess.run([sys.executable, *start, two_start, *options, "--out", "two"], **settings)
-    one, two = ({r.cell: r for r in Store(tmp_path / x).records()} for x in ("one", "two"))
+    one, two = ({r.cell: r for r in Records(tmp_path / x, Record).all()} for x in ("one", "two"))
     assert set(one) == set(two)
     assert len(one) == 4
     for cell, record in two.items():

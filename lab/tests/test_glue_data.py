@@ -101,7 +101,7 @@ def test_unknown_tasks_and_missing_files_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="MNLI-10k is not on the hub"):
         read(task_named("mnli-10k"))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"tisa-lab"):
+    with pytest.raises(ModuleNotFoundError, match="tisa-lab"):
         read(task_named("rte"))
 
 

@@ -13,12 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from little_glue import make_data, make_model
-from tisa_lab.glue import executors, sweep
+from tisa_lab import sweep
+from tisa_lab.executors import OnRay
 from tisa_lab.glue.cell import grid
-from tisa_lab.glue.executors import Settings
-from tisa_lab.glue.on_ray import OnRay
 from tisa_lab.glue.record import Record
-from tisa_lab.glue.store import Store
+from tisa_lab.sweep import Records
 
 
 class RayError(Exception):
@@ -85,8 +84,8 @@ class Silent:
 CELLS = grid(["m"], ["cola"], seeds=range(2), starts=["fit"], positions=["replace"])
 
 
-def made_up(cell, *, starts, **settings):
-    Path(starts, f"{cell.num_kernels}.safetensors").write_bytes(b"fitted")
+def made_up(cell, folder):
+    Path(folder, f"{cell.num_kernels}.safetensors").write_bytes(b"fitted")
     value = {"matthews": random.Random(cell.key).random()}
     return Record(cell, value, [{"step": 1.0, **value}], 1, 1, {"total": 0.01}, 1, {"all": 1}, "d",
                   {"train": 1}, {"device": "cpu"})  # fmt: skip
@@ -95,9 +94,8 @@ def made_up(cell, *, starts, **settings):
 def swept(folder, monkeypatch, losses=()):
     ray = MadeUp(losses)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(executors, "run", made_up)
-    place = OnRay(Settings(starts=folder / "starts"), None, 3)
-    return ray, sweep.sweep(CELLS, Store(folder), place, Silent())
+    place = OnRay(made_up, None, 3, folder=folder / "starts")
+    return ray, sweep.sweep(CELLS, Records(folder, Record), place, Silent())
 
 
 def test_a_lost_worker_costs_its_cell_another_try_and_no_more(tmp_path, monkeypatch):
@@ -123,13 +121,13 @@ def test_a_worker_that_is_always_lost_fails_its_cell_alone(tmp_path, monkeypatch
     assert "no tisa here" in str(failed[0][1])
     _, failed = swept(tmp_path, monkeypatch)
     assert failed == []
-    assert len(Store(tmp_path).records()) == len(CELLS)
+    assert len(Records(tmp_path, Record).all()) == len(CELLS)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match=r"tisa-lab\[cluster\]"):
-        OnRay(Settings(), None, 1)
+        OnRay(made_up, None, 1)
 
 
 def workers():
@@ -164,7 +162,7 @@ def test_a_real_cluster_gives_the_same_numbers_and_survives_a_killed_worker(tmp_
     )
     try:
         # After the first finished cell: workers have imported everything, and are at work.
-        while process.poll() is None and not Store(tmp_path / "there").records():
+        while process.poll() is None and not Records(tmp_path / "there", Record).all():
             time.sleep(0.05)
         while process.poll() is None and not (busy := workers()):
             time.sleep(0.01)
@@ -173,7 +171,7 @@ def test_a_real_cluster_gives_the_same_numbers_and_survives_a_killed_worker(tmp_
         assert process.wait(300) == 0
     finally:
         process.kill()
-    here, there = Store(tmp_path / "here").records(), Store(tmp_path / "there").records()
+    here, there = (Records(tmp_path / name, Record).all() for name in ("here", "there"))
     assert len(there) == len({r.cell for r in there}) == 12
     assert {r.cell: r.numbers() for r in there} == {r.cell: r.numbers() for r in here}
     assert {p.name for p in (tmp_path / "there" / "starts").glob("*.safetensors")} == {

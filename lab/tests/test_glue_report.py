@@ -11,9 +11,9 @@ import pytest
 import command
 from tisa_lab.glue.cell import Cell, recipe_of
 from tisa_lab.glue.record import Record
-from tisa_lab.glue.store import Store
 from tisa_lab.glue.summary import Entry, difference, summary
 from tisa_lab.glue.tables import latex, markdown, rows, table_csv
+from tisa_lab.sweep import Records
 
 
 def record(task, scores, *, data="d", **variant):
@@ -131,7 +131,7 @@ def test_what_cannot_stand_in_one_table_is_refused():
 
 def test_the_command(tmp_path):
     for one in RECORDS:
-        Store(tmp_path / "runs").append(one)
+        Records(tmp_path / "runs", Record).append(one)
     answer = command.lab(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
     assert answer.exit_code == 0, answer.exception
     assert (tmp_path / "out" / "table3.md").read_text() in answer.stdout

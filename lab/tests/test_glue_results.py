@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tisa_lab.glue.record import record_of
+from tisa_lab.glue.record import Record
 from tisa_lab.glue.summary import summary
 from tisa_lab.glue.tables import markdown
 
@@ -13,7 +13,7 @@ FOLDER = ROOT / "docs/records/2026-11-15-table3"
 
 def test_the_report_is_made_of_the_records():
     with (FOLDER / "records.jsonl").open() as lines:
-        records = [record_of(line) for line in lines]
+        records = [Record.from_line(line) for line in lines]
     assert len(records) == 399
     assert all(not r.surroundings["uncommitted_changes"] for r in records)
     assert markdown(summary(records), records) == (FOLDER / "table3.md").read_text()

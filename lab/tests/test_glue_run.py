@@ -10,10 +10,9 @@ import transformers
 from little_glue import make_data, make_model
 from tisa_lab.glue import trainer, training
 from tisa_lab.glue.cell import Cell, grid
-from tisa_lab.glue.executors import Settings
 from tisa_lab.glue.plan import plan
-from tisa_lab.glue.record import record_of
-from tisa_lab.glue.training import run
+from tisa_lab.glue.record import Record
+from tisa_lab.glue.training import Runner, run
 
 SMALL = dict(steps=6, batch_size=8, learning_rate=1e-3, evaluations=2, calibration_rows=8)
 
@@ -52,7 +51,7 @@ def test_the_same_seed_gives_the_same_numbers(data_dir, model, task, variant, me
     assert first.rows == {"train": 24, "dev": 10}
     assert first.surroundings["transformers"] == transformers.__version__
     assert {"commit", "device", "torch", "date", "uncommitted_changes"} <= set(first.surroundings)
-    assert record_of(first.line()) == first
+    assert Record.from_line(first.line()) == first
     scores = first.parameters["scores"]
     folded = 3 * 16 if cell.fold else 0
     assert scores == 3 * cell.num_kernels * 2 * 2 + folded
@@ -127,7 +126,7 @@ def test_what_cannot_be_run_is_said(data_dir, model, tmp_path):
         training.stock_model(picture, training.task_named("rte"))
     # And before anything is run.
     with pytest.raises(ValueError, match="a vit, for which transformers has no classification"):
-        plan([picture], [], Settings(data_dir))
+        plan([picture], [], Runner(data_dir))
     weights = make_model(tmp_path / "torn") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:3000])
     with pytest.raises(ValueError, match=r"torn are truncated .*; download them again"):
@@ -180,9 +179,9 @@ def test_rows_are_named_as_in_the_table():
 
 def test_a_line_that_is_no_record_is_refused(data_dir, model):
     with pytest.raises(ValueError, match="expected a record"):
-        record_of("{}")
+        Record.from_line("{}")
     record = run(Cell(model, "cola", **{**SMALL, "steps": 1}), data_dir=data_dir)
     changed = json.loads(record.line())
     changed["cell"]["seed"] = 9
     with pytest.raises(ValueError, match="changed by hand"):
-        record_of(json.dumps(changed))
+        Record.from_line(json.dumps(changed))

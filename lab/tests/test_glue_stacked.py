@@ -15,13 +15,11 @@ from little_glue import make_data, make_model
 from test_glue_sweep import CELLS, Silent, check, forked, made_up
 from tisa_lab.glue import side_by_side, stacked
 from tisa_lab.glue.cell import Cell, grid
-from tisa_lab.glue.executors import Settings
 from tisa_lab.glue.record import Record
 from tisa_lab.glue.side_by_side import run_stack
 from tisa_lab.glue.stacked import Stacked, check_stackable, stacks
-from tisa_lab.glue.store import Store
-from tisa_lab.glue.sweep import sweep
-from tisa_lab.glue.training import run
+from tisa_lab.glue.training import Runner, run
+from tisa_lab.sweep import Records, sweep
 
 # What the loss may differ from a single run's, in float32; metrics are in percent.
 BUDGET = 1e-5
@@ -125,7 +123,7 @@ def test_a_stack_that_does_not_fit_is_halved(model, monkeypatch, caplog):
     alone = stacks(cells, 16)[0][-1]
     monkeypatch.setattr(stacked, "run_stack", run_stack)
     monkeypatch.setattr(stacked, "outcome", lambda cell, *more: RuntimeError("alone"))
-    place = Stacked(Settings(), 16)
+    place = Stacked(Runner(), 16)
     for cell in cells:
         place.submit(cell)
     assert place.free() == 0
@@ -166,7 +164,7 @@ def sweep_stacks(folder):
     def together(cells):
         return stacks(cells, 8)
 
-    return sweep(CELLS, Store(folder), Stacked(Settings(), 8), Silent(), together)
+    return sweep(CELLS, Records(folder, Record), Stacked(Runner(), 8), Silent(), together)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -218,7 +216,7 @@ def test_the_command_stacked(data_dir, model, tmp_path):
     before = path.read_bytes()
     assert call().exit_code == 0
     assert path.read_bytes().startswith(before)
-    again = Store(tmp_path / "out").records()
+    again = Records(tmp_path / "out", Record).all()
     assert len(again) == 8
     wanted = {r["key"]: r["metrics"] for r in first}
     for record in again:

@@ -16,16 +16,17 @@ import torch
 from rich.console import Console
 
 import command
+import tisa.store
 from little_glue import make_data, make_model
 from tisa.cli.program import MISTAKES
 from tisa_lab import cli
-from tisa_lab.glue import executors, store, sweep
+from tisa_lab.executors import InProcess, Lost, Pool
 from tisa_lab.glue.cell import grid
-from tisa_lab.glue.executors import InProcess, Settings
 from tisa_lab.glue.live import LiveView
 from tisa_lab.glue.plan import plan
 from tisa_lab.glue.record import Record
-from tisa_lab.glue.store import Store
+from tisa_lab.glue.training import Runner
+from tisa_lab.sweep import Records, sweep
 
 
 class Silent:
@@ -55,16 +56,13 @@ def made_up(cell):
     )  # fmt: skip
 
 
-def quick(monkeypatch, seconds=0.02):
-    def run(cell, **settings):
-        time.sleep(seconds)
-        return made_up(cell)
-
-    monkeypatch.setattr(executors, "run", run)
+def slow(cell):
+    time.sleep(0.02)
+    return made_up(cell)
 
 
-def sweep_all(folder):
-    return sweep.sweep(CELLS, Store(folder), InProcess(Settings()), Silent())
+def sweep_all(folder, work=made_up):
+    return sweep(CELLS, Records(folder, Record), InProcess(work), Silent())
 
 
 def forked(function, *arguments):
@@ -79,25 +77,24 @@ def check(folder):
     assert content.endswith(b"\n")
     keys = [json.loads(line)["key"] for line in content.splitlines()]
     assert sorted(keys) == sorted(cell.key for cell in CELLS)
-    found = {r.cell: r.metrics for r in Store(folder).records()}
+    found = {r.cell: r.metrics for r in Records(folder, Record).all()}
     assert found == {cell: made_up(cell).metrics for cell in CELLS}
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_killed_sweeps_lose_and_repeat_nothing(tmp_path, monkeypatch):
+def test_killed_sweeps_lose_and_repeat_nothing(tmp_path):
     """Two at once on one folder, one of them killed again and again."""
-    quick(monkeypatch)
     chance = random.Random(0)
-    other = forked(sweep_all, tmp_path)
+    other = forked(sweep_all, tmp_path, slow)
     killed = 0
     for _ in range(6):
-        victim = forked(sweep_all, tmp_path)
+        victim = forked(sweep_all, tmp_path, slow)
         time.sleep(chance.uniform(0.02, 0.06))
         killed += victim.is_alive()
         victim.kill()
         victim.join()
     assert killed >= 3
-    assert sweep_all(tmp_path) == []
+    assert sweep_all(tmp_path, slow) == []
     other.join(30)
     assert other.exitcode == 0
     check(tmp_path)
@@ -105,42 +102,40 @@ def test_killed_sweeps_lose_and_repeat_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_killed_in_the_middle_of_a_line(tmp_path, monkeypatch):
-    quick(monkeypatch, 0)
-
     def half(file, line):
         os.write(file, line[: len(line) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
 
     for _ in range(3):
-        Store(tmp_path).append(made_up(CELLS[len(Store(tmp_path).records())]))
+        Records(tmp_path, Record).append(made_up(CELLS[len(Records(tmp_path, Record).all())]))
         with monkeypatch.context() as torn:
-            torn.setattr(store, "_write", half)
+            torn.setattr(tisa.store, "_write", half)
             victim = forked(sweep_all, tmp_path)
             victim.join()
         assert victim.exitcode == -signal.SIGKILL
         assert not (tmp_path / "records.jsonl").read_bytes().endswith(b"\n")
         # Read as if the torn line were not there.
-        assert Store(tmp_path).records()[-1].cell in CELLS
+        assert Records(tmp_path, Record).all()[-1].cell in CELLS
     assert sweep_all(tmp_path) == []
     check(tmp_path)
 
 
 def test_a_claim_is_held_by_one_and_let_go(tmp_path):
-    first, second = Store(tmp_path), Store(tmp_path)
+    first, second = Records(tmp_path, Record), Records(tmp_path, Record)
     claim = first.claim(CELLS[0])
     assert claim is not None
     assert second.claim(CELLS[0]) is None
     assert second.claim(CELLS[1]) is not None
-    claim.release()
+    claim.close()
     again = second.claim(CELLS[0])
     assert again is not None
     second.append(made_up(CELLS[0]))
-    again.release()
+    again.close()
     assert first.claim(CELLS[0]) is None
 
 
 def test_a_full_disk_keeps_the_run_and_the_file(tmp_path, monkeypatch):
-    here = Store(tmp_path)
+    here = Records(tmp_path, Record)
     here.append(made_up(CELLS[0]))
     before = here.path.read_bytes()
 
@@ -149,14 +144,14 @@ def test_a_full_disk_keeps_the_run_and_the_file(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr(store, "_write", full)
+        broken.setattr(tisa.store, "_write", full)
         with pytest.raises(OSError, match=r"No space left on device; the finished run") as raised:
             here.append(made_up(CELLS[1]))
     assert here.path.read_bytes() == before
     (kept,) = re.findall(r"is kept in (\S+):", str(raised.value))
     here.path.write_bytes(before + Path(kept).read_bytes())
     Path(kept).unlink()
-    assert [r.cell for r in here.records()] == CELLS[:2]
+    assert [r.cell for r in here.all()] == CELLS[:2]
 
 
 def test_a_full_disk_keeps_all_runs_that_ended_together(tmp_path, monkeypatch):
@@ -175,21 +170,21 @@ def test_a_full_disk_keeps_all_runs_that_ended_together(tmp_path, monkeypatch):
     def full(file, line):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "_write", full)
+    monkeypatch.setattr(tisa.store, "_write", full)
     with pytest.raises(OSError, match="3 finished runs") as raised:
-        sweep.sweep(CELLS, Store(tmp_path / "two words"), Stack(Settings()), Silent())
+        sweep(CELLS, Records(tmp_path / "two words", Record), Stack(made_up), Silent())
     (kept, added) = re.findall(r"kept in (\S+): .* with `cat \1 >> (.*)`", str(raised.value))[0]
     assert added == f"'{tmp_path}/two words/records.jsonl'"
     lines = Path(kept).read_text(encoding="utf-8").splitlines(keepends=True)
     Path(kept).unlink()
-    assert lines == [made_up(cell).line() for cell in CELLS[:3]]
+    assert lines == [made_up(cell).line() + "\n" for cell in CELLS[:3]]
 
 
 def test_in_a_file_every_cell_has_one_line(tmp_path):
     rows = ["folded, S = 5, fitted, distilled 30, frozen"]
     first, second = grid(["m"], ["rte"], rows=rows, seeds=range(2))
     said = io.StringIO()
-    view = LiveView(Store(tmp_path), 1, Console(file=said, width=40))
+    view = LiveView(Records(tmp_path, Record), 1, Console(file=said, width=40))
     view.begin([first, second], set())
     view.finished(first, made_up(first))
     view.finished(second, ValueError("a lemon"))
@@ -198,21 +193,16 @@ def test_in_a_file_every_cell_has_one_line(tmp_path):
     assert failed == f"failed: {second.label}: a lemon"
 
 
-def test_a_cell_that_fails_is_named_and_tried_again_next_time(tmp_path, monkeypatch):
-    quick(monkeypatch, 0)
-    run = executors.run
-
-    def broken(cell, **settings):
+def test_a_cell_that_fails_is_named_and_tried_again_next_time(tmp_path):
+    def broken(cell):
         if cell == CELLS[3]:
             raise ValueError("a lemon")
-        return run(cell, **settings)
+        return made_up(cell)
 
-    with monkeypatch.context() as once:
-        once.setattr(executors, "run", broken)
-        ((cell, reason),) = sweep_all(tmp_path)
+    ((cell, reason),) = sweep_all(tmp_path, broken)
     assert cell == CELLS[3]
     assert "ValueError: a lemon" in str(reason)
-    assert len(Store(tmp_path).records()) == len(CELLS) - 1
+    assert len(Records(tmp_path, Record).all()) == len(CELLS) - 1
     assert sweep_all(tmp_path) == []
     check(tmp_path)
 
@@ -230,7 +220,7 @@ def real(tmp_path_factory):
 
 
 def numbers(folder):
-    return {r.cell: r.numbers() for r in Store(folder).records()}
+    return {r.cell: r.numbers() for r in Records(folder, Record).all()}
 
 
 def test_the_command_in_this_process_and_in_a_pool(real, tmp_path):
@@ -278,7 +268,7 @@ def test_the_time_of_a_plan_goes_by_steps_where_epochs_are_given(real):
     record = made_up(finished)
     # 24 rows, 8 at a time.
     (left,) = grid([model], ["rte"], rows=["baseline"], seeds=[0], epochs=4, batch_size=8)
-    (line,) = plan([left], [record], Settings(data_dir))
+    (line,) = plan([left], [record], Runner(data_dir))
     assert line.steps == 12
     assert line.seconds == pytest.approx(12 * record.seconds["total"] / record.steps)
 
@@ -304,7 +294,7 @@ def test_the_time_of_a_plan_goes_by_steps_where_epochs_are_given(real):
         (["--scores-learning-rate", "-1"], "scores_learning_rate: expected 0 or more, got -1.0"),
         (["--steps", "2", "--epochs", "1"], "expected one of them, got both"),
         (["--init", "zero", "--frozen", "yes"], "no cells"),
-        (["--device", "tpu"], "device: expected cpu or cuda, got 'tpu'"),
+        (["--device", "tpu"], "device must be one that this machine has, such as cpu, got 'tpu'"),
     ],
 )
 def test_mistakes_are_said_before_anything_is_run(real, tmp_path, options, message):
@@ -319,15 +309,14 @@ def as_a_program(arguments):
     cli.PROGRAM.app()(arguments, standalone_mode=False)
 
 
-def heard(cell, settings, progress):
-    return RuntimeError(str(signal.getsignal(signal.SIGINT)))
+def heard(cell):
+    return str(signal.getsignal(signal.SIGINT))
 
 
-def test_ctrl_c_is_for_the_command_alone(monkeypatch):
+def test_ctrl_c_is_for_the_command_alone():
     """A terminal sends it to every process: those of a pool would each print where they were."""
-    monkeypatch.setattr(executors, "outcome", heard)
     before = signal.getsignal(signal.SIGINT)
-    pool = executors.Pool(Settings(), 1)
+    pool = Pool(heard, 1)
     (cell,) = grid(["bert"], ["cola"], rows=["baseline"], seeds=[0])
     pool.submit(cell)
     assert signal.getsignal(signal.SIGINT) is before
@@ -335,7 +324,30 @@ def test_ctrl_c_is_for_the_command_alone(monkeypatch):
     while not ended:
         ended = pool.collect()
     pool.close()
-    assert str(ended[0][1]) == str(signal.SIG_IGN)
+    assert ended[0][1] == str(signal.SIG_IGN)
+
+
+def ended_by_the_system(cell):
+    if cell == CELLS[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return str(os.getpid())
+
+
+def test_a_killed_process_of_a_pool_loses_its_own_job_alone():
+    pool = Pool(ended_by_the_system, 2)
+    for cell in CELLS[:2]:
+        pool.submit(cell)
+    ended = {}
+    while len(ended) < 2:
+        ended |= dict(pool.collect())
+    assert isinstance(ended[CELLS[0]], Lost)
+    assert ended[CELLS[1]].isdecimal()
+    # The process that is left goes on with the next one.
+    pool.submit(CELLS[2])
+    while not (after := pool.collect()):
+        pass
+    assert after == [(CELLS[2], ended[CELLS[1]])]
+    pool.close()
 
 
 @pytest.mark.full
@@ -363,10 +375,10 @@ def test_the_command_killed_at_random_moments(real, tmp_path, executor, kills):
     interrupted = 0
     for _ in range(kills):
         victim = begin(killed)
-        before = len(Store(killed).records())
+        before = len(Records(killed, Record).all())
         # Half of them as soon as there is something to lose, the others at any moment.
         if chance.random() < 0.5:
-            while victim.is_alive() and len(Store(killed).records()) == before:
+            while victim.is_alive() and len(Records(killed, Record).all()) == before:
                 time.sleep(0.005)
         else:
             victim.join(chance.uniform(0, seconds / 8))

@@ -1,7 +1,9 @@
 """The laboratory: configs in, records out. What the paper claims, and what is measured.
 
-  record.py   what every record says about where it was made
-  view.py     how far a run or a sweep is, as one sees it
+  record.py     what every record says about where it was made
+  view.py       how far a run or a sweep is, as one sees it
+  executors.py  where jobs are done: here, in a pool of processes, on Ray
+  sweep.py      jobs in, every job's record in a folder, whatever is killed
 
 `criteria/` is Table 1, measured; `glue/` is Table 3; `pretrain/` trains language models,
 `extrapolation/` reads past their training length, `probes/` needs no corpus; `demo/` tells the

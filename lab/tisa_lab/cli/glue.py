@@ -91,20 +91,19 @@ def command(
     Examples: `tisa-lab glue albert-base-v2 --out table3`,
     `tisa-lab glue MODEL --tasks cola,rte --data-dir glue --seeds 3 --epochs 3 --out few --dry-run`
     """
+    from dataclasses import replace
     from functools import partial
 
     from rich.console import Console
 
+    from tisa_lab.executors import InProcess, Leading, OnRay, Pool, follow, is_leader
     from tisa_lab.glue.cell import grid
-    from tisa_lab.glue.executors import InProcess, Pool, Settings
     from tisa_lab.glue.live import LiveView
-    from tisa_lab.glue.on_ray import OnRay
     from tisa_lab.glue.plan import plan
-    from tisa_lab.glue.processes import Leading, follow, is_leader
+    from tisa_lab.glue.record import Record
     from tisa_lab.glue.stacked import Stacked, check_stackable, stacks
-    from tisa_lab.glue.store import Store
-    from tisa_lab.glue.sweep import sweep
-    from tisa_lab.glue.training import started_as
+    from tisa_lab.glue.training import Runner, started_as, where_to
+    from tisa_lab.sweep import Records, sweep
 
     if executor not in ("in-process", "pool", "stacked", "ray"):
         raise ValueError(f"--executor: expected in-process, pool, stacked or ray, got {executor!r}")
@@ -155,14 +154,14 @@ def command(
         raise ValueError(
             "no cells: --frozen yes and --distil need --init fit, and that --positions replace"
         )
-    settings = Settings(data_dir, device, out / "starts")
-    store = Store(out)
-    if processes > 1 and not is_leader(settings):
+    runner = Runner(data_dir, device, out / "starts")
+    store = Records(out, Record)
+    if processes > 1 and not is_leader(where_to(device)):
         if not (dry_run or only_starts):
-            follow(settings)
+            follow(runner)
         return
     # Reads data and models: what is wrong with them is said before hours are spent.
-    lines = plan(cells, store.records(), settings)
+    lines = plan(cells, store.all(), runner)
     several = workers if executor in ("pool", "ray") else 1
     together = None
     if executor == "stacked":
@@ -178,25 +177,27 @@ def command(
             _print_stacks(stacks([c for c in cells if c.key not in done], stack))
         return
     if only_starts:
-        made = _make_starts(cells, settings, Console(stderr=as_json))
+        made = _make_starts(cells, runner, Console(stderr=as_json))
         if as_json:
             print(json.dumps(made, ensure_ascii=False))
         return
     with LiveView(store, several, Console(stderr=True)) as view:
+        seen = replace(runner, progress=view.step)
         if executor == "pool":
-            place: Any = Pool(settings, workers)
+            place: Any = Pool(runner, workers)
         elif executor == "ray":
-            place = OnRay(settings, address, workers)
+            use_gpu = device != "cpu"
+            place = OnRay(runner, address, workers, use_gpu=use_gpu, folder=runner.starts)
         elif executor == "stacked":
-            place = Stacked(settings, stack, view.step)
+            place = Stacked(seen, stack)
         elif processes > 1:
-            place = Leading(settings, view.step)
+            place = Leading(seen)
         else:
-            place = InProcess(settings, view.step)
+            place = InProcess(seen)
         failed = sweep(cells, store, place, view, together)
     if as_json:
         keys = {cell.key for cell in cells}
-        lines_of = [r.line() for r in store.records() if r.cell.key in keys]
+        lines_of = [r.line() for r in store.all() if r.cell.key in keys]
         print(f"[{','.join(lines_of)}]")
     else:
         print(f"{len(cells) - len(failed)} of {len(cells)} cells are in {store.path}")
@@ -204,7 +205,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _make_starts(cells: list[Any], settings: Any, console: Any) -> list[dict[str, Any]]:
+def _make_starts(cells: list[Any], runner: Any, console: Any) -> list[dict[str, Any]]:
     from dataclasses import replace
 
     from tisa_lab.glue.training import make_start
@@ -212,9 +213,7 @@ def _make_starts(cells: list[Any], settings: Any, console: Any) -> list[dict[str
     fitted = dict.fromkeys(replace(c, seed=0, frozen=False) for c in cells if c.init == "fit")
     made = []
     for number, cell in enumerate(fitted, start=1):
-        about = make_start(
-            cell, settings.starts, data_dir=settings.data_dir, device=settings.device
-        )
+        about = make_start(cell, runner.starts, data_dir=runner.data_dir, device=runner.device)
         assert about is not None
         made.append({"task": cell.task, **about})
         console.print(
@@ -222,7 +221,7 @@ def _make_starts(cells: list[Any], settings: Any, console: Any) -> list[dict[str
             f"original {about['cosine']:.4f}, fitted in {about['seconds']:.1f} s",
             highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
-    where = f"{len(fitted)} starts are in {settings.starts}"
+    where = f"{len(fitted)} starts are in {runner.starts}"
     console.print(where, highlight=False, markup=False, soft_wrap=True)
     return made
 

@@ -29,16 +29,17 @@ def command(
     Examples: `tisa-lab report table3`, `tisa-lab report table3 --out docs/table3`,
     `tisa-lab report table3 --json`
     """
-    from tisa_lab.glue.store import Store
+    from tisa_lab.glue.record import Record
     from tisa_lab.glue.summary import summary
     from tisa_lab.glue.tables import latex, markdown, table_csv, table_data
+    from tisa_lab.sweep import Records
 
     records = []
     for folder in folders:
-        store = Store(folder.parent if folder.name == "records.jsonl" else folder)
+        store = Records(folder.parent if folder.name == "records.jsonl" else folder, Record)
         if not store.path.is_file():
             raise FileNotFoundError(f"{folder}: no records.jsonl in it; `tisa-lab glue` writes one")
-        records += store.records()
+        records += store.all()
     parts = summary(records, score=score)
     text = markdown(parts, records)
     if out is not None:

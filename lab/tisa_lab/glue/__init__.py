@@ -14,12 +14,7 @@ rows.py       a task's rows on a device, and their order for many cells
 stacked_modules.py  linear maps, norms, embeddings, attention of many models in one
 stack.py      many models of one architecture as one batched model
 side_by_side.py  many cells in, their records out: as one batched model
-store.py      a folder of records that many processes write to
-executors.py  where cells are run: here, in several processes
 stacked.py    where many are run side by side, and which go together
-processes.py  where each cell is run by several processes
-on_ray.py     where cells are run: on a Ray cluster
-sweep.py      a grid in, every cell's record in a folder
 plan.py       what a sweep will cost
 live.py       a sweep as one sees it
 summary.py    records in, the numbers of Table 3 out

@@ -13,8 +13,8 @@ from rich.text import Text
 from tisa_lab.glue.cell import Cell
 from tisa_lab.glue.plan import seconds_for
 from tisa_lab.glue.record import Record
-from tisa_lab.glue.store import Store
 from tisa_lab.glue.tasks import task_named
+from tisa_lab.sweep import Records
 
 # Cells that run and have a line of their own.
 SHOWN = 8
@@ -23,8 +23,8 @@ SHOWN = 8
 class LiveView:
     """A view in a terminal that changes in place; in a file, a line for each finished cell."""
 
-    def __init__(self, store: Store, workers: int, console: Console) -> None:
-        self.store = store
+    def __init__(self, records: Records[Record], workers: int, console: Console) -> None:
+        self.records = records
         self.workers = workers
         self.console = console
         self._cells: Sequence[Cell] = ()
@@ -50,7 +50,7 @@ class LiveView:
         """Take note of all cells."""
         self._cells = cells
         self._done = done & {cell.key for cell in cells}
-        self._records = self.store.records()
+        self._records = self.records.all()
         self.console.print(f"{len(cells)} cells, {len(self._done)} of them done before")
 
     def started(self, cell: Cell) -> None:

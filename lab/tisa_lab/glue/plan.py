@@ -7,12 +7,11 @@ import torch
 import transformers
 
 from tisa_lab.glue.cell import Cell
-from tisa_lab.glue.executors import Settings
 from tisa_lab.glue.packing import check_packable
 from tisa_lab.glue.reading import Data, read
 from tisa_lab.glue.record import Record
 from tisa_lab.glue.tasks import task_named
-from tisa_lab.glue.training import check_head, tokenized, total_steps
+from tisa_lab.glue.training import Runner, check_head, tokenized, total_steps
 
 # Rows whose tokens are counted to estimate those of all.
 SAMPLE = 256
@@ -37,13 +36,13 @@ class Line:
     seconds: float | None
 
 
-def plan(cells: Sequence[Cell], records: Sequence[Record], settings: Settings) -> list[Line]:
+def plan(cells: Sequence[Cell], records: Sequence[Record], runner: Runner) -> list[Line]:
     """Return a line for each model and task; a task or a model that is not there is an error."""
     finished = {record.cell.key for record in records}
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.model, cell.task), []).append(cell)
-    data = {task: read(task_named(task), settings.data_dir) for _, task in groups}
+    data = {task: read(task_named(task), runner.data_dir) for _, task in groups}
     made = []
     for (model, task), group in groups.items():
         left = [cell for cell in group if cell.key not in finished]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tisa.packages import needed
 from tisa_lab.glue.tasks import Task
 
 # The name under which the hub has the data.
@@ -64,7 +65,7 @@ def _folder(task: Task, data_dir: Path) -> Path:
             return folder
     raise FileNotFoundError(
         f"{task.title}: no {task.folder}/{task.train} in {data_dir}; give the folder that holds "
-        "the folders of the official GLUE archives (--data-dir)"
+        "the folders of the official GLUE archives (data_dir)"
     )
 
 
@@ -144,16 +145,8 @@ def _label(task: Task, label: str, where: str) -> float:
 
 def _from_hub(task: Task) -> Data:
     if task.hub is None:
-        raise ValueError(
-            f"{task.title} is not on the hub; give the folder of its files (--data-dir)"
-        )
-    try:
-        import datasets
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            "reading GLUE from the hub needs the package datasets: "
-            "pip install 'tisa-lab', or give a folder of TSV files (--data-dir)"
-        ) from missing
+        raise ValueError(f"{task.title} is not on the hub; give the folder of its files (data_dir)")
+    datasets = needed("datasets", "GLUE from the hub (data_dir is a folder of files)", "tisa-lab")
     loaded: Any = datasets.load_dataset(HUB, task.hub)
     dev = {suffix: _split(task, loaded[split], split) for suffix, _, split in task.dev}
     return Data(_split(task, loaded["train"], "train"), dev, 0)

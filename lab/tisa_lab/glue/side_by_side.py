@@ -34,6 +34,7 @@ from tisa_lab.glue.training import (
     made_on,
     stock_model,
     total_steps,
+    where_to,
 )
 
 # Tokens of all cells together that are evaluated at once.
@@ -70,8 +71,7 @@ def run_stack(
             f"batches: cells side by side have padded ones, got {cells[0].batches}; take another "
             "executor"
         )
-    place = torch.device("cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda")
-    return _Training(list(cells), data_dir, place, progress, starts).outcomes()
+    return _Training(list(cells), data_dir, where_to(device), progress, starts).outcomes()
 
 
 class _Training:

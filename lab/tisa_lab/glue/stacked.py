@@ -8,24 +8,21 @@ from collections.abc import Sequence
 import torch
 import transformers
 
+from tisa_lab.executors import Finished, outcome
 from tisa_lab.glue.cell import Cell
-from tisa_lab.glue.executors import Finished, Settings, outcome
 from tisa_lab.glue.side_by_side import kind_of, run_stack
 from tisa_lab.glue.stack import reason_against_stacking
-from tisa_lab.glue.trainer import Progress
+from tisa_lab.glue.training import Runner
 
 
 class Stacked:
     """Stacks of cells, one after another, in this process."""
 
-    def __init__(
-        self, settings: Settings, size: int = 32, progress: Progress | None = None
-    ) -> None:
+    def __init__(self, runner: Runner, size: int = 32) -> None:
         if size < 1:
-            raise ValueError(f"stack: expected at least 1, got {size}")
-        self.settings = settings
+            raise ValueError(f"stack must be 1 or more, got {size}")
+        self.runner = runner
         self.size = size
-        self.progress = progress
         self._waiting: list[Cell] = []
 
     def free(self) -> int:
@@ -52,10 +49,10 @@ class Stacked:
         try:
             outcomes = run_stack(
                 cells,
-                data_dir=self.settings.data_dir,
-                device=self.settings.device,
-                progress=self.progress,
-                starts=self.settings.starts,
+                data_dir=self.runner.data_dir,
+                device=self.runner.device,
+                progress=self.runner.progress,
+                starts=self.runner.starts,
             )
             return list(zip(cells, outcomes, strict=True))
         except torch.OutOfMemoryError:
@@ -70,7 +67,7 @@ class Stacked:
         torch.cuda.empty_cache()
         if len(cells) == 1:
             # Alone it can be run with a part of its batch at a time.
-            return [(cells[0], outcome(cells[0], self.settings, self.progress))]
+            return [(cells[0], outcome(self.runner, cells[0]))]
         half = len(cells) // 2
         return self._run(cells[:half]) + self._run(cells[half:])
 

@@ -6,13 +6,9 @@ the metadata. The key knows weights to float16 and tokens, no paths: what one ma
 model is found by another machine that has the model elsewhere, or in float16.
 """
 
-import fcntl
 import hashlib
 import json
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +23,7 @@ from tisa.hf.calibration import Batch, batches_of, tokens_of
 from tisa.hf.fit import fit_scores
 from tisa.hf.parameters import is_score
 from tisa.shapes import Tensor
+from tisa.store import locked, write_bytes
 from tisa_lab.glue.cell import Cell
 from tisa_lab.record import surroundings
 
@@ -127,7 +124,7 @@ class _Making:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{key}.safetensors"
         # Who comes second waits for the first, and takes what it made.
-        with _locked(path.with_suffix(".lock")):
+        with locked(path.with_suffix(".lock")):
             if path.exists():
                 return {"key": key, **_read(path, self.converted)}
             about = self.made(cell)
@@ -208,25 +205,9 @@ def _write(path: Path, converted: Any, about: dict[str, Any]) -> None:
     """Write all of it or nothing: the name is given to a file that is on the disk."""
     kept = {name: value.cpu().contiguous() for name, value in _scores(converted).items()}
     content = save(kept, {"tisa": json.dumps(about)})
-    unfinished = path.with_suffix(".unfinished")
     try:
-        with open(unfinished, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        write_bytes(path, content)
     except OSError as full:
-        unfinished.unlink(missing_ok=True)
         raise OSError(
             full.errno, f"{path}: {full.strerror}; make room for what cells start from, and go on"
         ) from full
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(file)

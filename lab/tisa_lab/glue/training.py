@@ -5,6 +5,7 @@ import logging
 import math
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from accelerate.utils import get_int_from_env
 from safetensors import SafetensorError
 
 import tisa.hf
+from tisa.devices import device_named
 from tisa.hf.parameters import is_score
 from tisa_lab.glue.cell import Cell
 from tisa_lab.glue.reading import Data, Example, read
@@ -26,6 +28,29 @@ from tisa_lab.record import command_line, surroundings
 # The names that dropout has in the configs of the models.
 DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
 PACKAGES = ("transformers", "accelerate", "tokenizers", "scikit-learn", "scipy", "numpy")
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Called with a cell, it returns the cell's record. What it has is the same for all cells.
+
+    `starts` is the folder of what cells start from (`starts.py`); None keeps nothing.
+    """
+
+    data_dir: str | Path | None = None
+    device: str | None = None
+    starts: str | Path | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        where_to(self.device)
+
+    def __call__(self, cell: Cell, folder: Path | None = None) -> Record:
+        """Return the record of a cell, with its start in another folder where one is given."""
+        return run(
+            cell, data_dir=self.data_dir, device=self.device, progress=self.progress,
+            starts=folder or self.starts,
+        )  # fmt: skip
 
 
 def run(
@@ -48,7 +73,7 @@ def run(
         progress: called with (steps done, steps).
         starts: folder in which fitted kernels are kept for other seeds; None keeps none.
     """
-    check_device(device)
+    where_to(device)
     task = task_named(cell.task)
     data = read(task, data_dir)
     processes = started_as()
@@ -86,23 +111,23 @@ def make_start(
 
     None where there is nothing to keep: all but fitted kernels are made in a moment.
     """
-    check_device(device)
+    place = where_to(device)
     if cell.init != "fit":
         return None
     task = task_named(cell.task)
     tokenizer, model, length = _stock(cell, task)
     train = tokenized(read(task, data_dir).train[: cell.train_rows], task, tokenizer, length)
-    if device != "cpu" and torch.cuda.is_available():
-        model.cuda()
+    model.to(place)
     return start_of(cell, model, tokenizer, train, starts).config.tisa["fitted"]
 
 
-def check_device(device: str | None) -> None:
-    """Refuse a device that is not there."""
-    if device not in (None, "cpu", "cuda"):
-        raise ValueError(f"device: expected cpu or cuda, got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device: cuda was asked for, and no GPU is found; take cpu")
+def where_to(device: str | None) -> torch.device:
+    """Return the device that cells are trained on: a GPU where there is one, unless told."""
+    place = device_named(device)
+    # Trainer takes the first GPU that it sees.
+    if str(place) not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, got {device!r}")
+    return place
 
 
 def _run(
@@ -248,7 +273,8 @@ def total_steps(cell: Cell, rows: int) -> int:
 def trainer_arguments(cell: Cell, micro: int, rows: int, device: str | None, folder: str) -> Any:
     """Return the Trainer's settings for a cell: so many rows at a time, of so many in all."""
     steps = total_steps(cell, rows)
-    on_gpu = device != "cpu" and torch.cuda.is_available()
+    place = where_to(device)
+    on_gpu = place.type == "cuda"
     arguments = transformers.TrainingArguments(
         output_dir=folder,
         max_steps=steps,
@@ -261,7 +287,7 @@ def trainer_arguments(cell: Cell, micro: int, rows: int, device: str | None, fol
         lr_scheduler_type="linear",
         seed=cell.seed,
         use_cpu=not on_gpu,
-        bf16=is_bf16(torch.device("cuda" if on_gpu else "cpu")),
+        bf16=is_bf16(place),
         eval_strategy="steps",
         eval_steps=math.ceil(steps / cell.evaluations),
         save_strategy="no",
