@@ -8,9 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-import typer
-from typer.testing import CliRunner
-
+import command
 import tisa.cli
 import tisa_lab.cli
 
@@ -60,20 +58,17 @@ def check(line):
     if start is None:
         return
     program = PROGRAMS[MODULES.get(words[start], words[start])]
-    commands = typer.main.get_command(program.app()).commands
-    options = words[start + 1 :]
-    if options[0] in ("--install-completion", "--show-completion"):
-        return
-    assert options[0] in commands, line
+    asked = words[start + 1 :]
+    assert asked[0] in (*program.commands, "--install-completion", "--show-completion"), line
     # Parsed and not run: unknown options and missing arguments are errors here.
-    commands[options[0]].make_context(options[0], options[1:])
+    program.app(asked).parse_args(asked)
 
 
 def run(line, *, in_shell):
     """Run a line in the current folder; in a shell, or `tisa` in this process, which is faster."""
     words = shlex.split(line, comments=True)
     if words[0] in PROGRAMS and not in_shell:
-        answer = CliRunner().invoke(PROGRAMS[words[0]].app(), words[1:])
+        answer = command.answer(PROGRAMS[words[0]], words[1:])
         assert answer.exit_code == 0, (line, answer.output, answer.exception)
         return
     programs = Path("programs").absolute()

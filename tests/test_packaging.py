@@ -1,4 +1,4 @@
-"""What is installed: the wheel has all of the package, runs with torch and typer alone, and says
+"""What is installed: the wheel has all of the package, runs with torch and cyclopts alone, and says
 which extra brings what is missing."""
 
 import json
@@ -55,9 +55,9 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
     assert metadata["Version"] == tisa.__version__
     assert set(EXTRAS) <= set(metadata.get_all("Provides-Extra"))
     assert [r for r in metadata.get_all("Requires-Dist") if "extra ==" not in r] == [
+        "cyclopts>=5",
         "filelock>=3.12",
         "torch>=2.9",
-        "typer>=0.12",
     ]
 
 
@@ -168,7 +168,7 @@ def required(names):
 
 @pytest.mark.full
 def test_the_wheel_in_an_empty_environment(wheel, tmp_path):
-    """Nothing but the wheel, and what torch and typer need, linked from this environment."""
+    """Nothing but the wheel, and what torch and cyclopts need, linked from this environment."""
     place = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", place], check=True)
     python = place / "bin" / "python"
@@ -176,7 +176,7 @@ def test_the_wheel_in_an_empty_environment(wheel, tmp_path):
         [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True
     )
     (site,) = place.glob("lib/python*/site-packages")
-    for made in required(["torch", "typer"]).values():
+    for made in required(["torch", "cyclopts"]).values():
         for top in {f.parts[0] for f in made.files or () if ".." not in f.parts}:
             if not (site / top).exists() and top != "__pycache__":
                 (site / top).symlink_to(made.locate_file(top))

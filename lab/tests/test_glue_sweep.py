@@ -306,7 +306,7 @@ def test_mistakes_are_said_before_anything_is_run(real, tmp_path, options, messa
 
 def as_a_program(arguments):
     torch.set_num_threads(1)
-    cli.PROGRAM.app()(arguments, standalone_mode=False)
+    cli.PROGRAM.call(arguments)
 
 
 def heard(cell):

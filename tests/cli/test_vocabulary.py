@@ -3,15 +3,13 @@
 import os
 import re
 import signal
+import subprocess
 import sys
-from importlib import import_module
-from inspect import signature
+from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import get_args, get_type_hints
 
 import pytest
-import typer
+from cyclopts import CycloptsError
 
 import command as programs
 import printed
@@ -38,58 +36,59 @@ SYNONYMS = {
 FLAGS = ("--json", "--dry-run")
 
 
-def commands():
-    """Return every command by the words that call it."""
+COMMANDS = [f"{p.name} {name}" for p in printed.PROGRAMS.values() for name in p.commands]
+
+
+def loaded(name):
+    """Return a command, as cyclopts has it."""
+    program, word = name.split()
+    return printed.PROGRAMS[program].app([word])[word]
+
+
+@cache
+def options(name):
+    """Return what is known of each option of a command."""
     return {
-        f"{program.name} {name}": made
-        for program in printed.PROGRAMS.values()
-        for name, made in typer.main.get_command(program.app()).commands.items()
+        word: argument
+        for argument in loaded(name).assemble_argument_collection()
+        for word in argument.names
+        if word.startswith("-")
     }
-
-
-COMMANDS = sorted(commands())
-
-
-def options(command):
-    return {name: p for p in command.params for name in p.opts if name.startswith("-")}
 
 
 def test_every_command_has_the_same_words():
     wrong = {other: word for word, others in SYNONYMS.items() for other in others}
-    for name, command in commands().items():
-        for option, parameter in options(command).items():
+    for name in COMMANDS:
+        for option, parameter in options(name).items():
             assert option not in wrong, f"{name} {option}: say {wrong[option]}"
             assert option.islower(), f"{name} {option}"
             assert "_" not in option, f"{name} {option}: with - and not _"
             assert option.startswith("--"), f"{name} {option}: no short options"
             if option in FLAGS:
-                assert parameter.is_flag, f"{name} {option} is a flag"
+                assert parameter.is_flag(), f"{name} {option} is a flag"
 
 
 def test_every_command_prints_json():
-    assert {
-        name for name, command in commands().items() if "--json" not in options(command)
-    } == set()
+    assert [name for name in COMMANDS if "--json" not in options(name)] == []
 
 
 def test_an_option_has_one_type_and_default_everywhere():
     kinds, seeds = {}, set()
-    for program, name in (words.split() for words in COMMANDS):
-        command = import_module(f"{printed.PROGRAMS[program].package}.{name}").command
-        for option, kind in get_type_hints(command).items():
-            if option in ("out", "seed", "device", "data_dir", "as_json", "dry_run"):
-                kinds.setdefault(option, set()).update(set(get_args(kind) or (kind,)) - {NoneType})
-        if "seed" in signature(command).parameters:
-            seeds.add(signature(command).parameters["seed"].default)
+    for name in COMMANDS:
+        for option, argument in options(name).items():
+            if option in ("--out", "--seed", "--device", "--data-dir", "--json", "--dry-run"):
+                kinds.setdefault(option, set()).add(argument.resolved_hint)
+            if option == "--seed":
+                seeds.add(argument.field_info.default)
     assert kinds == {
-        "out": {Path}, "seed": {int}, "device": {str}, "data_dir": {Path}, "as_json": {bool},
-        "dry_run": {bool},
+        "--out": {Path}, "--seed": {int}, "--device": {str}, "--data-dir": {Path},
+        "--json": {bool}, "--dry-run": {bool},
     }  # fmt: skip
     assert seeds == {0}
 
 
 def test_the_words_are_those_of_the_page():
-    used = {option for command in commands().values() for option in options(command)}
+    used = {option for name in COMMANDS for option in options(name)}
     for word in ("--out", "--seed", "--device", "--json", "--data-dir", "--dry-run"):
         assert word in used
         assert f"| `{word}` |" in PAGE
@@ -97,17 +96,18 @@ def test_the_words_are_those_of_the_page():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_has_an_example_that_parses_and_explains_every_option(name):
-    command = commands()[name]
-    examples = re.findall(rf"{name}\b[^`\n]*", command.help)
+    program, word = name.split()
+    examples = re.findall(rf"{name}\b[^`\n]*", loaded(name).help)
     assert examples, f"the docstring of {name} needs an example"
     for example in examples:
         # Parsed, not run: unknown options and missing arguments are errors here.
-        words = example.strip().rstrip(".,").split()[2:]
-        command.make_context(name, words)
-    for option, parameter in options(command).items():
-        assert option == "--help" or parameter.help, f"{name} {option} has no help"
-    program, word = name.split()
-    shown = {"tisa": programs.tisa_, "tisa-lab": programs.lab}[program]([word, "--help"])
+        words = example.strip().rstrip(".,").split()[1:]
+        printed.PROGRAMS[program].app(words).parse_args(words)
+    with pytest.raises(CycloptsError, match="--lemon"):
+        printed.PROGRAMS[program].app([word]).parse_args([*words, "--lemon"])
+    for option, argument in options(name).items():
+        assert argument.parameter.help, f"{name} {option} has no help"
+    shown = programs.answer(printed.PROGRAMS[program], [word, "--help"])
     assert shown.exit_code == 0
     assert word in shown.stdout
 
@@ -180,16 +180,10 @@ def test_ctrl_c_in_pretraining_is_130_after_the_checkpoint(monkeypatch, tmp_path
 
 
 def test_ctrl_c_is_130_and_no_traceback(monkeypatch, capsys):
-    def interrupted(self) -> typer.Typer:
-        made = typer.Typer()
+    def interrupted(self, words):
+        raise KeyboardInterrupt
 
-        @made.command()
-        def wait() -> None:
-            raise KeyboardInterrupt
-
-        return made
-
-    monkeypatch.setattr(Program, "app", interrupted)
+    monkeypatch.setattr(Program, "call", interrupted)
     assert left_with(monkeypatch, "tisa") == 130
     assert "Traceback" not in capsys.readouterr().err
 
@@ -203,12 +197,25 @@ def test_ctrl_c_is_130_and_no_traceback(monkeypatch, capsys):
         ("tisa lemon", []),
     ],
 )
-def test_shell_completion(monkeypatch, capsys, typed, expected):
-    """What a shell asks the program when somebody presses the tab key."""
+def test_shell_completion(tmp_path, typed, expected):
+    """What bash offers when somebody presses the tab key."""
     program = typed.split()[0]
-    monkeypatch.setenv(f"_{program.upper().replace('-', '_')}_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", typed)
-    monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
-    assert left_with(monkeypatch, program) == 0
-    assert capsys.readouterr().out.split() == expected
+    script = programs.answer(printed.PROGRAMS[program], ["--show-completion", "bash"]).stdout
+    (tmp_path / "script").write_text(script)
+    ask = f"""
+        source {tmp_path / "script"}
+        COMP_WORDS=({typed}); COMP_CWORD={typed.count(" ")}; COMP_LINE="{typed}"
+        COMP_POINT=${{#COMP_LINE}}
+        "$(complete -p {program} | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
+        echo "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == expected, done.stderr
     assert "tisa --install-completion" in PAGE
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "powershell"])
+def test_completion_of_every_shell_knows_commands_and_options(shell):
+    script = programs.lab(["--show-completion", shell]).stdout
+    for word in ("criteria", "data-dir"):
+        assert word in script

@@ -1,6 +1,7 @@
 """The command line `tisa`: one file for each command.
 
 program.py   what this program and the laboratory's have in common
+options.py   a command's options, read from its function
 analyze.py   what models know about position
 convert.py   a Hugging Face model with scores of the offset
 doctor.py    what works on this machine

@@ -3,9 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,31 +12,15 @@ if TYPE_CHECKING:
 
 
 def command(
-    models: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODEL",
-            help="A folder, a weight file beside its config.json, or a name on the hub.",
-        ),
-    ],
-    out: Annotated[
-        Path, typer.Option(help="Folder for index.html, numbers.json and the figures.")
-    ] = Path("report"),
-    text: Annotated[
-        Path | None,
-        typer.Option(help="Run the models on this text: what attention does with distance."),
-    ] = None,
-    scores: Annotated[
-        Path | None,
-        typer.Option(help="CSV with the columns model and score: Toeplitzness against it."),
-    ] = None,
-    biases: Annotated[
-        bool, typer.Option("--biases", help="Add the biases of queries and keys to F̂_P.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print all numbers as JSON instead of a table.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of nulls, intervals and word samples.")] = 0,
+    models: list[str],
+    /,
+    *,
+    out: Path = Path("report"),
+    text: Path | None = None,
+    scores: Path | None = None,
+    biases: bool = False,
+    as_json: bool = False,
+    seed: int = 0,
 ) -> None:
     """Show what pretrained models know about position.
 
@@ -47,6 +29,15 @@ def command(
         tisa analyze path/to/bert --out report
 
         tisa analyze bert-v1 bert-v2 --text wiki.txt --json
+
+    Args:
+        models: A folder, a weight file beside its config.json, or a name on the hub.
+        out: Folder for index.html, numbers.json and the figures.
+        text: Run the models on this text: what attention does with distance.
+        scores: CSV with the columns model and score: Toeplitzness against it.
+        biases: Add the biases of queries and keys to F̂_P.
+        as_json: Print all numbers as JSON instead of a table.
+        seed: Seed of nulls, intervals and word samples.
     """
     try:
         from rich.console import Console

@@ -3,46 +3,50 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, cast
-
-import typer
+from typing import Any, cast
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A model's folder, or its name on the hub.")],
-    out: Annotated[Path, typer.Option("--out", help="The folder to write; a new one.")],
-    positions: Annotated[
-        str, typer.Option(help='"replace" the position table, or "keep" it and add scores.')
-    ] = "replace",
-    init: Annotated[str, typer.Option(help='"fit", "zero" or "reference".')] = "fit",
-    num_kernels: Annotated[int, typer.Option(help="Kernels per head.")] = 5,
-    fold: Annotated[bool, typer.Option(help="Keep what positions say besides the order.")] = True,
-    shared: Annotated[bool, typer.Option(help="ALBERT: one function for all passes.")] = False,
-    text: Annotated[
-        Path | None, typer.Option(help="Text to fit on, one input per line; half is held out.")
-    ] = None,
-    lengths: Annotated[
-        str, typer.Option(help="Calibrate on pieces of so many tokens, as in 8-384.")
-    ] = "",
-    distil: Annotated[
-        float | None, typer.Option(help="Train the scores towards the original: minutes.")
-    ] = None,
-    report: Annotated[
-        bool, typer.Option("--report", help="Measure before and after; write report.html.")
-    ] = False,
-    score: Annotated[
-        str, typer.Option(help="A score of your own: module:function of (model, tokenizer).")
-    ] = "",
-    device: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Of pieces and distillation.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")
-    ] = False,
+    model: str,
+    /,
+    *,
+    out: Path,
+    positions: str = "replace",
+    init: str = "fit",
+    num_kernels: int = 5,
+    fold: bool = True,
+    shared: bool = False,
+    text: Path | None = None,
+    lengths: str = "",
+    distil: float | None = None,
+    report: bool = False,
+    score: str = "",
+    device: str = "cpu",
+    seed: int = 0,
+    as_json: bool = False,
+    dry_run: bool = False,
 ) -> None:
     """Convert a Hugging Face model and save it like any other.
 
     Example: `tisa convert sentence-transformers/all-MiniLM-L6-v2 --out minilm-tisa --report`
+
+    Args:
+        model: A model's folder, or its name on the hub.
+        out: The folder to write; a new one.
+        positions: "replace" the position table, or "keep" it and add scores.
+        init: "fit", "zero" or "reference".
+        num_kernels: Kernels per head.
+        fold: Keep what positions say besides the order.
+        shared: ALBERT: one function for all passes.
+        text: Text to fit on, one input per line; half is held out.
+        lengths: Calibrate on pieces of so many tokens, as in 8-384.
+        distil: Train the scores towards the original: minutes.
+        report: Measure before and after; write report.html.
+        score: A score of your own: module:function of (model, tokenizer).
+        device: Where to compute.
+        seed: Of pieces and distillation.
+        as_json: Print the numbers as JSON.
+        dry_run: Say what would be done; write nothing.
     """
     texts = _lines(text) if text is not None else None
     span = _range(lengths) if lengths else None

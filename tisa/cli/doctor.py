@@ -1,21 +1,20 @@
 """`tisa doctor`: what works on this machine, and why the rest does not."""
 
 import json
-from typing import Annotated
-
-import typer
 
 
 def command(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything as JSON instead of tables.")
-    ] = False,
+    *,
+    as_json: bool = False,
 ) -> None:
     """Say what is installed, and try every backend on every device.
 
     Each backend makes one small training step, whose gradients are compared with float64.
 
     Examples: `tisa doctor`, `tisa doctor --json`
+
+    Args:
+        as_json: Print everything as JSON instead of tables.
     """
     from rich.console import Console
     from rich.table import Table

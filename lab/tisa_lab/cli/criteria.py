@@ -2,26 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 
 def command(
-    methods: Annotated[
-        str | None, typer.Option(help="Methods, with commas between them; by default all.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for criteria.md, criteria.json and criteria.png.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random parameters and contents.")] = 0,
-    variations: Annotated[
-        bool, typer.Option("--variations", help="Again with other random numbers and sizes.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="Where to measure; the numbers are float64.")] = "cpu",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the record instead of the table.")
-    ] = False,
+    *,
+    methods: str | None = None,
+    out: Path | None = None,
+    seed: int = 0,
+    variations: bool = False,
+    device: str = "cpu",
+    as_json: bool = False,
 ) -> None:
     """Measure the six criteria of Table 1 for every position method.
 
@@ -29,6 +20,14 @@ def command(
     differ and why. About a minute on two cores.
 
     Examples: `tisa-lab criteria`, `tisa-lab criteria --methods tisa,rotary --out table1`
+
+    Args:
+        methods: Methods, with commas between them; by default all.
+        out: Folder for criteria.md, criteria.json and criteria.png.
+        seed: Of the random parameters and contents.
+        variations: Again with other random numbers and sizes.
+        device: Where to measure; the numbers are float64.
+        as_json: Print the record instead of the table.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -6,7 +6,7 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,37 +15,18 @@ if TYPE_CHECKING:
 
 
 def command(
-    out: Annotated[
-        Path, typer.Option(help="Folder for index.html, demo.json and finished chapters.")
-    ] = Path("demo"),
-    model: Annotated[
-        Path | None, typer.Option(help="A folder with a model of yours, instead of the download.")
-    ] = None,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Download nothing: the cached model, or a small one.")
-    ] = False,
-    cache_dir: Annotated[
-        Path,
-        typer.Option(
-            envvar="XDG_CACHE_HOME", help="Folder of caches; the download is kept in tisa/ there."
-        ),
-    ] = Path("~/.cache"),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Tiny sizes: shows that it runs, and little else.")
-    ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin anew instead of going on where it stopped.")
-    ] = False,
-    open_page: Annotated[
-        bool | None,
-        typer.Option("--open/--no-open", help="Open the page; on a terminal it asks otherwise."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
-    device: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")
-    ] = False,
+    *,
+    out: Path = Path("demo"),
+    model: Path | None = None,
+    offline: bool = False,
+    cache_dir: Annotated[Path, Parameter(env_var="XDG_CACHE_HOME")] = Path("~/.cache"),
+    quick: bool = False,
+    fresh: bool = False,
+    open_: bool | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    as_json: bool = False,
+    dry_run: bool = False,
 ) -> None:
     """Take the positions out of a real model, put TISA in their place, and show it on one page.
 
@@ -53,6 +34,19 @@ def command(
     on where it stopped when it is started again.
 
     Examples: `tisa-lab demo`, `tisa-lab demo --out page --model path/to/bert --open`
+
+    Args:
+        out: Folder for index.html, demo.json and finished chapters.
+        model: A folder with a model of yours, instead of the download.
+        offline: Download nothing: the cached model, or a small one.
+        cache_dir: Folder of caches; the download is kept in tisa/ there.
+        quick: Tiny sizes: shows that it runs, and little else.
+        fresh: Begin anew instead of going on where it stopped.
+        open_: Open the page; on a terminal it asks otherwise.
+        seed: Of everything that is drawn.
+        device: Where to compute.
+        as_json: Print all numbers as JSON.
+        dry_run: Say what would be done; write nothing.
     """
     from tisa_lab.demo.settings import Settings
     from tisa_lab.demo.settings import quick as small
@@ -65,6 +59,7 @@ def command(
         _say_what(out, model, cache, offline, settings, as_json)
         return
     from rich.console import Console
+    from rich.prompt import Confirm
 
     from tisa_lab.demo.story import tell
     from tisa_lab.record import command_line
@@ -84,10 +79,10 @@ def command(
         print(json.dumps(demo, ensure_ascii=False, allow_nan=False))
     else:
         print(f"The page: {page}")
-    if open_page is None:
+    if open_ is None:
         asked = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
-        open_page = asked and typer.confirm("Open it in a browser?", default=True)
-    if open_page and not webbrowser.open(page.as_uri()):
+        open_ = asked and Confirm.ask("Open it in a browser?", default=True)
+    if open_ and not webbrowser.open(page.as_uri()):
         console.print("No browser could be started here; open the file yourself.")
 
 

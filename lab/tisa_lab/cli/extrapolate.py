@@ -4,39 +4,46 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 
 def command(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Folders of finished `tisa-lab pretrain` runs.")
-    ],
-    data: Annotated[str, typer.Option(help="Documents: a text file, or a prepared folder.")],
-    lengths: Annotated[str, typer.Option(help="Tokens in a window, with commas.")] = (
-        "512,1024,2048,4096,8192"
-    ),
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for extrapolation.json, .md and .png.")
-    ] = None,
-    stride: Annotated[int, typer.Option(help="Of the sliding windows.")] = 256,
-    modes: Annotated[str, typer.Option(help="whole (no overlap), sliding.")] = "whole,sliding",
-    max_tokens: Annotated[int | None, typer.Option(help="Enough tokens to measure on.")] = None,
-    batch_tokens: Annotated[int, typer.Option(help="Read at once.")] = 32768,
-    split: Annotated[str, typer.Option(help="As in `tisa-lab pretrain`.")] = "blank",
-    text_column: Annotated[str, typer.Option(help="As in `tisa-lab pretrain`.")] = "text",
-    bf16: Annotated[bool, typer.Option("--bf16", help="bfloat16 products.")] = False,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record.")] = False,
+    runs: list[Path],
+    /,
+    *,
+    data: str,
+    lengths: str = "512,1024,2048,4096,8192",
+    out: Path | None = None,
+    stride: int = 256,
+    modes: str = "whole,sliding",
+    max_tokens: int | None = None,
+    batch_tokens: int = 32768,
+    split: str = "blank",
+    text_column: str = "text",
+    bf16: bool = False,
+    device: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Measure the loss by length and by position, past the training length too.
 
     On whole documents that fill the longest window; every token counts once at every length.
 
     Example: `tisa-lab extrapolate tisa alibi --data valid.txt --lengths 512,1024 --out far`
+
+    Args:
+        runs: Folders of finished `tisa-lab pretrain` runs.
+        data: Documents: a text file, or a prepared folder.
+        lengths: Tokens in a window, with commas.
+        out: Folder for extrapolation.json, .md and .png.
+        stride: Of the sliding windows.
+        modes: whole (no overlap), sliding.
+        max_tokens: Enough tokens to measure on.
+        batch_tokens: Read at once.
+        split: As in `tisa-lab pretrain`.
+        text_column: As in `tisa-lab pretrain`.
+        bf16: bfloat16 products.
+        device: cpu or cuda; by default a GPU where there is one.
+        as_json: Print the record.
     """
     import torch
 

@@ -3,85 +3,44 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="Folder or name on the hub; several with commas.")],
-    out: Annotated[
-        Path, typer.Option(help="Folder of the records; what is in it is not repeated.")
-    ],
-    tasks: Annotated[str, typer.Option(help="Tasks, with commas between them.")] = (
-        "sst-2,mnli,qqp,sts-b,cola,mrpc,qnli,rte"
-    ),
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of official GLUE files; by default the hub.")
-    ] = None,
-    kernels: Annotated[str, typer.Option(help="S, kernels per head.")] = "0,1,3,5",
-    positions: Annotated[
-        str, typer.Option(help="keep: with position embeddings (a); replace: without (b).")
-    ] = "keep,replace",
-    init: Annotated[
-        str, typer.Option(help="How kernels start: reference (random), zero, fit.")
-    ] = "reference",
-    fold: Annotated[
-        str, typer.Option(help="What replaces removed positions: no (nothing), yes (their means).")
-    ] = "no",
-    frozen: Annotated[str, typer.Option(help="Fitted kernels: no (trained), yes (not).")] = "no",
-    distil: Annotated[
-        str, typer.Option(help="Steps towards the original, after the fit, before training.")
-    ] = "0",
-    rows: Annotated[
-        str, typer.Option(help="Rows of the table by name, with ; between, instead of all these.")
-    ] = "",
-    seeds: Annotated[int, typer.Option(help="How many seeds, from --seed on.")] = 5,
-    seed: Annotated[int, typer.Option(help="The first of the seeds.")] = 0,
-    steps: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Instead of steps.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
-    scores_learning_rate: Annotated[
-        float | None, typer.Option(help="Of the kernels; by default ten times the other.")
-    ] = None,
-    warmup: Annotated[float | None, typer.Option(help="A share of the steps.")] = None,
-    dropout: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Tokens; 512 by default.")] = None,
-    train_rows: Annotated[
-        int | None, typer.Option(help="Only the first so many training rows.")
-    ] = None,
-    evaluations: Annotated[int | None, typer.Option(help="On the dev set; 4 by default.")] = None,
-    batches: Annotated[
-        str, typer.Option(help="padded: of similar length; packed: no padding at all.")
-    ] = "padded",
-    executor: Annotated[
-        str,
-        typer.Option(
-            help="in-process; pool: several processes (--workers); stacked: many cells side by "
-            "side as one batched model (--stack); ray: on a cluster (--address, --workers)."
-        ),
-    ] = "in-process",
-    workers: Annotated[
-        int, typer.Option(help="Processes of the pool, cells at a time on the cluster.")
-    ] = 2,
-    address: Annotated[
-        str | None,
-        typer.Option(help="Of a Ray cluster: host:port, auto; by default one on this machine."),
-    ] = None,
-    stack: Annotated[int, typer.Option(help="Cells side by side, at most.")] = 32,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
-    ] = None,
-    only_starts: Annotated[
-        bool, typer.Option("--only-starts", help="Fit what cells start from, and train nothing.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the records of these cells (or the plan) as JSON.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be run, and its cost.")
-    ] = False,
+    model: str,
+    /,
+    *,
+    out: Path,
+    tasks: str = "sst-2,mnli,qqp,sts-b,cola,mrpc,qnli,rte",
+    data_dir: Path | None = None,
+    kernels: str = "0,1,3,5",
+    positions: str = "keep,replace",
+    init: str = "reference",
+    fold: str = "no",
+    frozen: str = "no",
+    distil: str = "0",
+    rows: str = "",
+    seeds: int = 5,
+    seed: int = 0,
+    steps: int | None = None,
+    epochs: float | None = None,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    scores_learning_rate: float | None = None,
+    warmup: float | None = None,
+    dropout: float | None = None,
+    max_length: int | None = None,
+    train_rows: int | None = None,
+    evaluations: int | None = None,
+    batches: str = "padded",
+    executor: str = "in-process",
+    workers: int = 2,
+    address: str | None = None,
+    stack: int = 32,
+    device: str | None = None,
+    only_starts: bool = False,
+    as_json: bool = False,
+    dry_run: bool = False,
 ) -> None:
     """Fine-tune a model on GLUE with and without TISA: the cells of Table 3.
 
@@ -90,6 +49,41 @@ def command(
 
     Examples: `tisa-lab glue albert-base-v2 --out table3`,
     `tisa-lab glue MODEL --tasks cola,rte --data-dir glue --seeds 3 --epochs 3 --out few --dry-run`
+
+    Args:
+        model: Folder or name on the hub; several with commas.
+        out: Folder of the records; what is in it is not repeated.
+        tasks: Tasks, with commas between them.
+        data_dir: Folder of official GLUE files; by default the hub.
+        kernels: S, kernels per head.
+        positions: keep: with position embeddings (a); replace: without (b).
+        init: How kernels start: reference (random), zero, fit.
+        fold: What replaces removed positions: no (nothing), yes (their means).
+        frozen: Fitted kernels: no (trained), yes (not).
+        distil: Steps towards the original, after the fit, before training.
+        rows: Rows of the table by name, with ; between, instead of all these.
+        seeds: How many seeds, from --seed on.
+        seed: The first of the seeds.
+        steps: Instead of the recipe's.
+        epochs: Instead of steps.
+        batch_size: Instead of the recipe's.
+        learning_rate: Instead of the recipe's.
+        scores_learning_rate: Of the kernels; by default ten times the other.
+        warmup: A share of the steps.
+        dropout: Instead of the recipe's.
+        max_length: Tokens; 512 by default.
+        train_rows: Only the first so many training rows.
+        evaluations: On the dev set; 4 by default.
+        batches: padded: of similar length; packed: no padding at all.
+        executor: in-process; pool: several processes (--workers); stacked: many cells side by side
+            as one batched model (--stack); ray: on a cluster (--address, --workers).
+        workers: Processes of the pool, cells at a time on the cluster.
+        address: Of a Ray cluster: host:port, auto; by default one on this machine.
+        stack: Cells side by side, at most.
+        device: cpu or cuda; by default a GPU where there is one.
+        only_starts: Fit what cells start from, and train nothing.
+        as_json: Print the records of these cells (or the plan) as JSON.
+        dry_run: Print what would be run, and its cost.
     """
     from dataclasses import replace
     from functools import partial
@@ -202,7 +196,7 @@ def command(
     else:
         print(f"{len(cells) - len(failed)} of {len(cells)} cells are in {store.path}")
     if failed:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def _make_starts(cells: list[Any], runner: Any, console: Any) -> list[dict[str, Any]]:

@@ -3,95 +3,55 @@
 import json
 import signal
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 
 def command(
-    data: Annotated[
-        list[str] | None,
-        typer.Option(help="Files (.txt, .txt.xz, .parquet; repeat it), or one prepared folder."),
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="Instead of files: NAME[:CONFIG[:SPLIT]] on the hub.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(help="bytes, a SentencePiece file (*.model), or what transformers loads."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
-    valid: Annotated[
-        str | None, typer.Option(help="Held-out documents: a file or a prepared folder.")
-    ] = None,
-    prepare: Annotated[
-        Path | None,
-        typer.Option(help="Only cut the corpus into tokens, into this folder, for --data."),
-    ] = None,
-    min_tokens: Annotated[int, typer.Option(help="With --prepare: no shorter documents.")] = 0,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="With --prepare: only documents below it.")
-    ] = None,
-    split: Annotated[
-        str, typer.Option(help="What ends a document in a text file: blank, line, file.")
-    ] = "blank",
-    text_column: Annotated[str, typer.Option(help="Of Parquet files and datasets.")] = "text",
-    objective: Annotated[str, typer.Option(help="mlm: an encoder; causal: a decoder.")] = "mlm",
-    position: Annotated[str, typer.Option(help="The position method, by name.")] = "tisa",
-    position_options: Annotated[
-        str, typer.Option(help='Its arguments as JSON, as in \'{"layers": "shared"}\'.')
-    ] = "{}",
-    hidden: Annotated[int, typer.Option(help="Width.")] = 512,
-    layers: Annotated[int, typer.Option(help="Layers, or passes through the shared one.")] = 4,
-    heads: Annotated[int, typer.Option(help="Attention heads.")] = 8,
-    embedding: Annotated[int, typer.Option(help="Width of the embeddings (ALBERT).")] = 128,
-    share_layers: Annotated[
-        bool, typer.Option("--share-layers", help="One layer's weights for all (ALBERT).")
-    ] = False,
-    norm: Annotated[str, typer.Option(help="pre or post.")] = "pre",
-    dropout: Annotated[float, typer.Option(help="Of hidden states and attention.")] = 0.0,
-    lengths: Annotated[
-        str, typer.Option(help="Tokens in a row; BERT's schedule is 128:0.9,512:0.1.")
-    ] = "512",
-    max_length: Annotated[
-        int | None, typer.Option(help="Positions of methods that have a table; the longest row.")
-    ] = None,
-    steps: Annotated[int, typer.Option(help="Updates.")] = 1000,
-    batch_tokens: Annotated[int, typer.Option(help="Of all processes together.")] = 32768,
-    micro_tokens: Annotated[
-        int | None, typer.Option(help="A process takes so many at a time; accumulates.")
-    ] = None,
-    learning_rate: Annotated[float, typer.Option(help="Its peak.")] = 1e-3,
-    scores_learning_rate: Annotated[
-        float | None, typer.Option(help="Of scores of the offset; ten times the other.")
-    ] = None,
-    warmup: Annotated[float, typer.Option(help="Share of the steps.")] = 0.05,
-    weight_decay: Annotated[float, typer.Option(help="Not of biases, norms, scores.")] = 0.01,
-    mask_share: Annotated[float, typer.Option(help="Share of the tokens to predict.")] = 0.15,
-    seed: Annotated[int, typer.Option(help="Of weights, order and masks.")] = 0,
-    evaluate_every: Annotated[int, typer.Option(help="Steps.")] = 500,
-    checkpoint_every: Annotated[int, typer.Option(help="Steps.")] = 500,
-    log_every: Annotated[int, typer.Option(help="Steps.")] = 10,
-    valid_tokens: Annotated[int, typer.Option(help="Of the held-out documents.")] = 500_000,
-    max_seconds: Annotated[
-        float | None, typer.Option(help="Write a checkpoint then, and stop; from its start.")
-    ] = None,
-    bf16: Annotated[bool, typer.Option("--bf16", help="bfloat16 products (autocast).")] = False,
-    compile_: Annotated[bool, typer.Option("--compile", help="torch.compile.")] = False,
-    compile_mode: Annotated[str, typer.Option(help="reduce-overhead: CUDA graphs.")] = "default",
-    report_to: Annotated[
-        str, typer.Option(help="Trackers of accelerate: tensorboard, wandb, …, with commas.")
-    ] = "",
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; by default a GPU where there is one.")
-    ] = None,
-    peak_flops: Annotated[
-        float | None, typer.Option(help="Of a device that is not known, for the MFU.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the plan, train nothing.")
-    ] = False,
+    *,
+    data: list[str] | None = None,
+    dataset: str | None = None,
+    tokenizer: str | None = None,
+    out: Path | None = None,
+    valid: str | None = None,
+    prepare: Path | None = None,
+    min_tokens: int = 0,
+    max_tokens: int | None = None,
+    split: str = "blank",
+    text_column: str = "text",
+    objective: str = "mlm",
+    position: str = "tisa",
+    position_options: str = "{}",
+    hidden: int = 512,
+    layers: int = 4,
+    heads: int = 8,
+    embedding: int = 128,
+    share_layers: bool = False,
+    norm: str = "pre",
+    dropout: float = 0.0,
+    lengths: str = "512",
+    max_length: int | None = None,
+    steps: int = 1000,
+    batch_tokens: int = 32768,
+    micro_tokens: int | None = None,
+    learning_rate: float = 0.001,
+    scores_learning_rate: float | None = None,
+    warmup: float = 0.05,
+    weight_decay: float = 0.01,
+    mask_share: float = 0.15,
+    seed: int = 0,
+    evaluate_every: int = 500,
+    checkpoint_every: int = 500,
+    log_every: int = 10,
+    valid_tokens: int = 500000,
+    max_seconds: float | None = None,
+    bf16: bool = False,
+    compile_: bool = False,
+    compile_mode: str = "default",
+    report_to: str = "",
+    device: str | None = None,
+    peak_flops: float | None = None,
+    as_json: bool = False,
+    dry_run: bool = False,
 ) -> None:
     """Pretrain a language model with any position method.
 
@@ -102,6 +62,52 @@ def command(
     Examples: `tisa-lab pretrain --data train.txt --tokenizer bytes --out run`,
     `tisa-lab pretrain --data wiki.txt.xz --tokenizer spiece.model --prepare wiki`,
     `accelerate launch -m tisa_lab.cli pretrain --data wiki --position rotary --bf16 --out rotary`
+
+    Args:
+        data: Files (.txt, .txt.xz, .parquet; repeat it), or one prepared folder.
+        dataset: Instead of files: NAME[:CONFIG[:SPLIT]] on the hub.
+        tokenizer: bytes, a SentencePiece file (*.model), or what transformers loads.
+        out: Folder of the run.
+        valid: Held-out documents: a file or a prepared folder.
+        prepare: Only cut the corpus into tokens, into this folder, for --data.
+        min_tokens: With --prepare: no shorter documents.
+        max_tokens: With --prepare: only documents below it.
+        split: What ends a document in a text file: blank, line, file.
+        text_column: Of Parquet files and datasets.
+        objective: mlm: an encoder; causal: a decoder.
+        position: The position method, by name.
+        position_options: Its arguments as JSON, as in '{"layers": "shared"}'.
+        hidden: Width.
+        layers: Layers, or passes through the shared one.
+        heads: Attention heads.
+        embedding: Width of the embeddings (ALBERT).
+        share_layers: One layer's weights for all (ALBERT).
+        norm: pre or post.
+        dropout: Of hidden states and attention.
+        lengths: Tokens in a row; BERT's schedule is 128:0.9,512:0.1.
+        max_length: Positions of methods that have a table; the longest row.
+        steps: Updates.
+        batch_tokens: Of all processes together.
+        micro_tokens: A process takes so many at a time; accumulates.
+        learning_rate: Its peak.
+        scores_learning_rate: Of scores of the offset; ten times the other.
+        warmup: Share of the steps.
+        weight_decay: Not of biases, norms, scores.
+        mask_share: Share of the tokens to predict.
+        seed: Of weights, order and masks.
+        evaluate_every: Steps.
+        checkpoint_every: Steps.
+        log_every: Steps.
+        valid_tokens: Of the held-out documents.
+        max_seconds: Write a checkpoint then, and stop; from its start.
+        bf16: bfloat16 products (autocast).
+        compile_: torch.compile.
+        compile_mode: reduce-overhead: CUDA graphs.
+        report_to: Trackers of accelerate: tensorboard, wandb, …, with commas.
+        device: cpu or cuda; by default a GPU where there is one.
+        peak_flops: Of a device that is not known, for the MFU.
+        as_json: Print the record.
+        dry_run: Check everything, print the plan, train nothing.
     """
     from tisa_lab.pretrain.config import PretrainConfig
     from tisa_lab.pretrain.launching import Settings, check_settings, is_first_process
@@ -170,7 +176,7 @@ def command(
             if isinstance(view, Bar):
                 view.close()
     if record is None and stopping.asked == signal.SIGINT:
-        raise typer.Exit(130)
+        raise SystemExit(130)
     if as_json and record is not None and first:
         print(json.dumps(record, ensure_ascii=False))
 

@@ -2,26 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 
 def command(
-    methods: Annotated[
-        str | None, typer.Option(help="Position methods, with commas; by default ten.")
-    ] = None,
-    tasks: Annotated[
-        str | None, typer.Option(help="find, copy, reverse, sort, order, with commas.")
-    ] = None,
-    length: Annotated[int, typer.Option(help="Of the training inputs, at most.")] = 32,
-    steps: Annotated[int, typer.Option(help="Of each method and task.")] = 600,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for probes.json, probes.md and probes.png.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record.")] = False,
+    *,
+    methods: str | None = None,
+    tasks: str | None = None,
+    length: int = 32,
+    steps: int = 600,
+    out: Path | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    as_json: bool = False,
 ) -> None:
     """Train small encoders on five tasks about places, and ask them at 1, 2, 4 and 8 × the length.
 
@@ -29,6 +21,16 @@ def command(
 
     Examples: `tisa-lab probes`,
     `tisa-lab probes --methods tisa,near-far,rotary --tasks find,order --out p`
+
+    Args:
+        methods: Position methods, with commas; by default ten.
+        tasks: find, copy, reverse, sort, order, with commas.
+        length: Of the training inputs, at most.
+        steps: Of each method and task.
+        out: Folder for probes.json, probes.md and probes.png.
+        seed: Of weights and inputs.
+        device: cpu or cuda.
+        as_json: Print the record.
     """
     from rich.console import Console
     from rich.progress import (

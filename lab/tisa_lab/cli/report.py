@@ -2,24 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 
 def command(
-    folders: Annotated[
-        list[Path], typer.Argument(help="Folders of `tisa-lab glue`, or their records.jsonl.")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for table3.md, .tex, .csv and .png.")
-    ] = None,
-    score: Annotated[
-        str, typer.Option(help="last: of each run the last evaluation; best: the best one.")
-    ] = "last",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print every cell as JSON instead of the table.")
-    ] = False,
+    folders: list[Path],
+    /,
+    *,
+    out: Path | None = None,
+    score: str = "last",
+    as_json: bool = False,
 ) -> None:
     """Print Table 3 (a) and (b) from finished runs, and write it as Markdown, LaTeX, CSV, a figure.
 
@@ -28,6 +19,12 @@ def command(
 
     Examples: `tisa-lab report table3`, `tisa-lab report table3 --out docs/table3`,
     `tisa-lab report table3 --json`
+
+    Args:
+        folders: Folders of `tisa-lab glue`, or their records.jsonl.
+        out: Folder for table3.md, .tex, .csv and .png.
+        score: last: of each run the last evaluation; best: the best one.
+        as_json: Print every cell as JSON instead of the table.
     """
     from tisa_lab.glue.record import Record
     from tisa_lab.glue.summary import summary
