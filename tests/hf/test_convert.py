@@ -11,8 +11,9 @@ import tiny
 import tisa.hf
 from tiny import inputs, logits, original, shake, token_lists
 from tisa.hf.calibration import ends_of, fold_vectors, tokens_of
+from tisa.hf.core import Call, Folded
 from tisa.hf.fit import attention_weights
-from tisa.hf.modules import Folded
+from tisa.hf.implementations import band
 
 TOKENS = token_lists(24)
 
@@ -282,7 +283,7 @@ def test_the_scores_of_all_layers_are_computed_at_once(name, monkeypatch):
     assert len(calls) == 1
     again, second = gradients()
     assert torch.equal(together, again)
-    monkeypatch.setattr(tisa.hf.models, "_together", lambda module: {})
+    monkeypatch.setattr(tisa.hf.core.parts, "together", None)
     apart, third = gradients()
     assert len(calls) == model.config.num_hidden_layers
     torch.testing.assert_close(together, apart)
@@ -299,7 +300,7 @@ def test_the_scores_of_all_layers_are_computed_at_once(name, monkeypatch):
 @pytest.mark.parametrize("name", ["bert", "albert"])
 def test_bands_are_worked_out_once_for_all_layers_and_anew_in_every_pass(name, monkeypatch):
     model = shake(tisa.hf.convert(original(name), init="reference", num_kernels=2))
-    owners = [m for m in model.modules() if isinstance(m, tisa.hf.modules.OwnScores)]
+    owners = [m for m in model.modules() if isinstance(m, tisa.hf.core.OwnScores)]
     passes = [(owner, number) for owner in owners for number in range(len(owner.offset_scores))]
     scorings = [owner.offset_scores[number] for owner, number in passes]
     assert len(scorings) > 1
@@ -313,8 +314,9 @@ def test_bands_are_worked_out_once_for_all_layers_and_anew_in_every_pass(name, m
 
     def bands(**options):
         worked_out.clear()
-        shared = {"tisa_together": tisa.hf.together.Together(owners, **options)}
-        return [owner.band(query, 512, shared | {"tisa_pass": number}) for owner, number in passes]
+        together = tisa.hf.together.Together(owners, **options)
+        calls = [(owner, Call(pass_index=n, together=together)) for owner, n in passes]
+        return [band(owner, query, 512, call) for owner, call in calls]
 
     found = bands()
     assert len(worked_out) == 1
@@ -325,10 +327,10 @@ def test_bands_are_worked_out_once_for_all_layers_and_anew_in_every_pass(name, m
     optimizer.step()
     moved = bands(with_vectors=False)
     assert len(worked_out) == 1
-    for before, band, scoring in zip(found, moved, scorings, strict=True):
-        assert not torch.equal(band, before)
-        assert torch.equal(band, scoring.band(torch.bfloat16))
-    assert torch.equal(owners[0].band(query, 512, {}), moved[0])
+    for before, after, scoring in zip(found, moved, scorings, strict=True):
+        assert not torch.equal(after, before)
+        assert torch.equal(after, scoring.band(torch.bfloat16))
+    assert torch.equal(band(owners[0], query, 512, Call()), moved[0])
 
 
 @pytest.mark.unchecked

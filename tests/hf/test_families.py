@@ -17,7 +17,7 @@ from tiny import (
     shake,
     token_lists,
 )  # fmt: skip
-from tisa.hf.modules import OwnScores
+from tisa.hf.core import OwnScores
 
 FLOAT32 = {"rtol": 2e-4, "atol": 2e-4}
 

@@ -2,11 +2,12 @@
 
     converted = tisa.hf.convert(model, positions="replace", init="fit", calibration=texts)
 
-attention.py     what transformers' attention interface calls
+core.py          all that a saved model needs to run: imported here, and copied beside the model
+implementations.py  what the package hands to it: attention on the operator, FlexAttention
 together.py      scores and bands of all layers at once
-modules.py       attention that owns its scores, embeddings without positions
 families.py      what there is to convert in a model, or why there is none
-models.py        config and model types, Auto classes, save and load
+card.py          what lies beside a saved model: a card, the copy of `core`
+registry.py      `core` given the package's parts, converted models in the Auto classes
 default_text.py  what is calibrated on where no text is given
 calibration.py   texts in, token batches and folded vectors out
 fit.py           scores from a model's own heads
@@ -18,9 +19,7 @@ folder.py        folder in, folder out: what `tisa convert` does
 report.py        one page about a conversion
 export.py        torch.export and ONNX
 measure.py       what a conversion kept
-card.py          what lies beside a saved model: a card, code for people without this package
 transformer.py   our own pretrained transformers behind the Auto classes
-modeling_tisa.py that code: read by transformers, imported by nothing here
 """
 
 try:
@@ -38,8 +37,8 @@ if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 17
 from tisa.hf.conversion import convert
 from tisa.hf.distillation import distil
 from tisa.hf.folder import load, save
-from tisa.hf.models import register, register_type
 from tisa.hf.parameters import parameter_groups
+from tisa.hf.registry import register, register_type
 from tisa.hf.transformer import register as _register_transformer
 
 register()

@@ -2,13 +2,16 @@
 
 import json
 import os
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
+from transformers.models.auto import modeling_auto
 
-REMOTE = "modeling_tisa.py"
+from tisa.hf import core
+
+# The name of the copy of `core` beside a model, which its config names.
+REMOTE = "modeling_tisa"
 
 
 def write_card(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
@@ -83,28 +86,19 @@ Language Models", ACL 2021.
 
 
 def write_remote_code(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
-    """Write the modelling code that `trust_remote_code=True` reads, and name it in the config."""
+    """Write the copy of `core` that `trust_remote_code=True` reads, and name it in the config."""
     folder = Path(folder)
-    source = resources.files("tisa.hf").joinpath(REMOTE).read_text(encoding="utf-8")
-    (folder / REMOTE).write_text(source, encoding="utf-8")
+    (folder / f"{REMOTE}.py").write_bytes(Path(core.__file__).read_bytes())
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    module = REMOTE.removesuffix(".py")
-    config["auto_map"] = {"AutoConfig": f"{module}.TisaConfig"} | {
-        name: f"{module}.{name.replace('Auto', 'Tisa', 1)}" for name in auto_classes(model)
+    config["auto_map"] = {"AutoConfig": f"{REMOTE}.TisaConfig"} | {
+        name: f"{REMOTE}.{name.replace('Auto', 'Tisa', 1)}" for name in auto_classes(model)
     }
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def auto_classes(model: PreTrainedModel) -> list[str]:
     """Return the Auto classes that give this model's class, and AutoModel."""
-    from transformers.models.auto import modeling_auto
-
-    found = ["AutoModel"]
-    for name in modeling_auto.__all__:
-        mapping = getattr(getattr(modeling_auto, name), "_model_mapping", None)
-        if not name.startswith("AutoModelFor") or mapping is None:
-            continue
-        if type(model.config) in mapping and mapping[type(model.config)] is type(model):
-            found.append(name)
-    return found
+    stock, config = type(model).stock, type(model.config).stock
+    names = [name for name in modeling_auto.__all__ if name.startswith("AutoModelFor")]
+    return ["AutoModel", *(name for name in names if core.auto_class(name, config) is stock)]

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -15,9 +15,12 @@ from tisa.hf.calibration import (
     load_tokenizer,
     tokens_of,
 )
+from tisa.hf.core import FORMAT, TABLES, Folded, model_class
 from tisa.hf.fit import fit_scores
-from tisa.hf.models import FORMAT, LIFTED, register_type, tisa_class
-from tisa.hf.modules import Folded
+from tisa.hf.registry import register_type
+
+# No limit: more tokens than fit any memory.
+LIFTED = 2**20
 
 Positions = Literal["keep", "replace"]
 Start = Literal["reference", "zero", "fit"]
@@ -139,7 +142,7 @@ def _table_size(model: PreTrainedModel) -> int:
 def _rebuilt(model: PreTrainedModel, described: dict[str, Any]) -> PreTrainedModel:
     """Return the converted class with the model's weights, on its device and in its dtype."""
     register_type(model.config.model_type)
-    cls = tisa_class(type(model))
+    cls = model_class(cast(Any, type(model)))
     values = copy.deepcopy(model.config.to_dict())
     values.pop("model_type", None)
     config = cls.config_class.from_dict(values)
@@ -152,7 +155,7 @@ def _rebuilt(model: PreTrainedModel, described: dict[str, Any]) -> PreTrainedMod
     _leave_out(converted, model)
     state = model.state_dict()
     missing, unexpected = converted.load_state_dict(state, strict=False)
-    allowed = set(families.TABLES) | {"relative_attention_bias"}
+    allowed = set(TABLES) | {"relative_attention_bias"}
     lost = [k for k in unexpected if not allowed & set(k.split("."))]
     new = [k for k in missing if "offset_scores" not in k and not k.endswith(".fold")]
     assert not lost, lost

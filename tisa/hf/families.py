@@ -1,18 +1,26 @@
 """What there is to convert in a model: attention modules and a position table, or why not.
 
 Whatever goes through transformers' attention interface is found by itself; MPNet, ALBERT and the
-place of a position table are all that has to be known by name.
+place of a position table are all that has to be known by name (`core` knows them).
 """
 
-import inspect
-from functools import cache
 from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import PreTrainedModel
 
-# Under these names a learned position table is found; `Table.first_row` is where position 0 is.
-TABLES = ("position_embeddings", "wpe", "embed_positions", "position_embedding")
+from tisa.hf.core import (
+    attention_modules,
+    group_of,
+    is_albert,
+    is_mpnet,
+    num_heads,
+    passes,
+    place_of_table,
+)
+
+__all__ = ["LOADED_TYPES", "Table", "attention_calls", "attention_modules", "is_albert",
+           "is_rotary", "num_heads", "passes", "position_table", "reason_against"]  # fmt: skip
 LOADED_TYPES = (
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "llama", "mistral",
     "modernbert", "mpnet", "opt", "qwen2", "qwen3", "roberta", "xlm-roberta",
@@ -34,37 +42,26 @@ class Table(NamedTuple):
         return found
 
 
-def attention_modules(model: PreTrainedModel) -> list[Any]:
-    """Return the self-attention modules that can own scores, in the order of the layers."""
-    return [m for m in model.modules() if _can_own_scores(m)]
+def attention_calls(model: PreTrainedModel) -> list[tuple[Any, int]]:
+    """Return the attention modules in the order of a forward pass's calls, each with its pass.
+
+    ALBERT goes through the same modules in many passes; elsewhere all are of pass 0.
+    """
+    modules = attention_modules(model)
+    if not is_albert(model):
+        return [(module, 0) for module in modules]
+    calls = []
+    inner = len(modules) // model.config.num_hidden_groups
+    for index in range(passes(model)):
+        first = group_of(model.config, index) * inner
+        calls += [(module, index) for module in modules[first : first + inner]]
+    return calls
 
 
 def position_table(model: PreTrainedModel) -> Table | None:
     """Return the model's learned position table, or None."""
-    for parent in model.modules():
-        for name in TABLES:
-            found = getattr(parent, name, None)
-            if isinstance(found, nn.Embedding):
-                return Table(parent, name, _first_row(parent, found))
-    return None
-
-
-def num_heads(module: Any, config: Any) -> int:
-    """Return how many query heads the attention module has."""
-    for name in ("num_attention_heads", "num_heads", "n_heads"):
-        if isinstance(getattr(module, name, None), int):
-            return getattr(module, name)
-    return int(config.num_attention_heads)
-
-
-def passes(model: PreTrainedModel) -> int:
-    """Return how often each attention module is gone through: ALBERT's passes, 1 elsewhere."""
-    return int(model.config.num_hidden_layers) if is_albert(model) else 1
-
-
-def is_albert(model: PreTrainedModel) -> bool:
-    """Return whether the model is an ALBERT, which shares one layer's weights."""
-    return str(model.config.model_type).removeprefix("tisa-") == "albert"
+    place = place_of_table(model)
+    return None if place is None else Table(*place, _first_row(place[0], getattr(*place)))
 
 
 def is_rotary(model: PreTrainedModel) -> bool:
@@ -125,29 +122,6 @@ def _has_words(model: PreTrainedModel) -> bool:
         return isinstance(model.get_input_embeddings(), nn.Embedding)
     except (RuntimeError, AttributeError):
         return False
-
-
-def is_mpnet(module: Any) -> bool:
-    """Return whether the attention module is MPNet's, which has its own way."""
-    return any(cls.__name__ == "MPNetSelfAttention" for cls in type(module).__mro__)
-
-
-def _can_own_scores(module: Any) -> bool:
-    if getattr(module, "is_cross_attention", False) or "Cross" in type(module).__name__:
-        return False
-    return is_mpnet(module) or _uses_interface(type(module))
-
-
-@cache
-def _uses_interface(cls: Any) -> bool:
-    stock = getattr(cls, "stock", cls)
-    if "Attention" not in stock.__name__:
-        return False
-    try:
-        source = inspect.getsource(stock.forward)
-    except (OSError, TypeError):
-        return False
-    return "ALL_ATTENTION_FUNCTIONS" in source and "self.config" in source
 
 
 def _first_row(parent: Any, table: nn.Embedding) -> int:

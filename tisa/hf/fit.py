@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from tisa.fitting import BROADEST, SHARPEST, Kernels, fit_kernels
 from tisa.hf import families
 from tisa.hf.calibration import Batch
-from tisa.hf.modules import OwnScores
+from tisa.hf.core import Call, OwnScores
 from tisa.scoring import TISA
 from tisa.shapes import Bool, Float, Int, Tensor
 
@@ -152,34 +152,18 @@ def fit_scores(
     """
     with _evaluating(original), _evaluating(converted), torch.no_grad():
         targets = attention_weights(original, batches)
-        places = score_places(converted)
+        groups = _grouped(converted)
         left = []
-        groups = _grouped(places)
-        for done, (module, index, layers) in enumerate(groups):
-            content = [x for layer in layers for x in _content(converted, batches, module, layer)]
-            wanted = [x for layer in layers for x in targets[layer]]
+        for done, (module, number, layers) in enumerate(groups):
+            content = [
+                x for _, index in layers for x in _content(converted, batches, module, index)
+            ]
+            wanted = [x for layer, _ in layers for x in targets[layer]]
             aim = Aim(content, wanted, batches * len(layers))
-            scoring = module.offset_scores[index]
-            left.append(_fit_one(scoring, aim))
+            left.append(_fit_one(module.offset_scores[number], aim))
             if progress is not None:
                 progress(done + 1, len(groups))
         return left
-
-
-def score_places(model: PreTrainedModel) -> list[tuple[OwnScores, int, int]]:
-    """Return (module, number of its scoring function, layer) for every layer or pass in order."""
-    modules = [m for m in model.modules() if isinstance(m, OwnScores)]
-    if not families.is_albert(model):
-        return [(m, 0, layer) for layer, m in enumerate(modules)]
-    config = model.config
-    places: list[tuple[OwnScores, int, int]] = []
-    inner = len(modules) // config.num_hidden_groups
-    for index in range(config.num_hidden_layers):
-        group = int(index / (config.num_hidden_layers / config.num_hidden_groups))
-        for module in modules[group * inner : (group + 1) * inner]:
-            number = index if len(module.offset_scores) > 1 else 0
-            places.append((module, number, len(places)))
-    return places
 
 
 def attention_weights(model: PreTrainedModel, batches: list[Batch]) -> list[list[Tensor]]:
@@ -194,26 +178,25 @@ def attention_weights(model: PreTrainedModel, batches: list[Batch]) -> list[list
     return found
 
 
-def _grouped(places: list[tuple[OwnScores, int, int]]) -> list[tuple[OwnScores, int, list[int]]]:
-    """Return each scoring function once, with all layers that use it."""
-    groups: dict[tuple[int, int], tuple[OwnScores, int, list[int]]] = {}
-    for module, index, layer in places:
-        groups.setdefault((id(module), index), (module, index, []))[2].append(layer)
+def _grouped(model: PreTrainedModel) -> list[tuple[OwnScores, int, list[tuple[int, int]]]]:
+    """Return each scoring function once: (module, number in it, its layers and their passes)."""
+    groups: dict[tuple[int, int], tuple[OwnScores, int, list[tuple[int, int]]]] = {}
+    for layer, (module, index) in enumerate(families.attention_calls(model)):
+        number = index if len(module.offset_scores) > 1 else 0
+        groups.setdefault((id(module), number), (module, number, []))[2].append((layer, index))
     return list(groups.values())
 
 
 def _content(
-    model: PreTrainedModel, batches: list[Batch], module: OwnScores, layer: int
+    model: PreTrainedModel, batches: list[Batch], module: OwnScores, pass_index: int
 ) -> list[Tensor]:
-    """Return the logits without scores of the chosen queries in one layer, by batch."""
+    """Return the logits without scores of the chosen queries in one layer's pass, by batch."""
     found: list[Tensor] = []
-    shared = families.is_albert(model)
 
     def look(
-        module: nn.Module, query: Tensor, key: Tensor, mask: Any, scaling: Any, kwargs: Any
+        module: nn.Module, query: Tensor, key: Tensor, mask: Any, scaling: Any, call: Call
     ) -> None:
-        inner = _passes_before(model, module)
-        if shared and kwargs.get("tisa_pass", 0) * inner[1] + inner[0] != layer:
+        if call.pass_index != pass_index:
             return
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
@@ -237,13 +220,6 @@ def _content(
     finally:
         module.observer = None
     return found
-
-
-def _passes_before(model: PreTrainedModel, module: nn.Module) -> tuple[int, int]:
-    """Return which of its group's modules this one is, and how many there are."""
-    modules = [m for m in model.modules() if isinstance(m, OwnScores)]
-    inner = max(1, len(modules) // int(getattr(model.config, "num_hidden_groups", 1)))
-    return next(i for i, m in enumerate(modules) if m is module) % inner, inner
 
 
 def _fit_one(scoring: nn.Module, aim: Aim) -> Float[Tensor, " heads"]:

@@ -19,10 +19,11 @@ from transformers import (
 )
 
 from tisa.hf.calibration import default_texts, length_limit, tokens_of
-from tisa.hf.conversion import Positions, Start, convert
+from tisa.hf.conversion import LIFTED, Positions, Start, convert
+from tisa.hf.core import model_class as converted_class
 from tisa.hf.distillation import distil
 from tisa.hf.measure import cosine_by_length, masked_accuracy, order_match, orders_of
-from tisa.hf.models import LIFTED, register_type, tisa_class
+from tisa.hf.registry import register_type
 from tisa.hf.sentence import copy_sentence_files, sentence_folder
 
 Score = Callable[[PreTrainedModel, Any], float]
@@ -197,7 +198,7 @@ def load(name: str, *, model_class: Any = None, **kwargs: Any) -> PreTrainedMode
         )
     cls = model_class or getattr(transformers, stock or "AutoModel")
     # An Auto class knows the converted ones.
-    cls = tisa_class(cls) if hasattr(cls, "config_class") else cls
+    cls = converted_class(cls) if hasattr(cls, "config_class") else cls
     loaded: PreTrainedModel = cls.from_pretrained(name, **kwargs)
     return loaded
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+import tisa.hf
 from tisa.hf import families
 from tisa.shapes import Tensor
 
@@ -69,7 +70,7 @@ def read_packed(model: Any) -> None:
 
 
 def _first_tokens(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    packed = kwargs.get("tisa_packed")
+    packed = tisa.hf.core.call_of(kwargs).packed
     if packed is not None:
         hidden = output["last_hidden_state"]
         output["last_hidden_state"] = hidden[0, packed[0][:-1].long()].unsqueeze(1)

@@ -241,17 +241,8 @@ def attention_calls(model: PreTrainedModel) -> list[tuple[str, int]]:
 
     ALBERT goes through the same module in many passes and has scores for each.
     """
-    own = families.attention_modules(model)
-    names = [name for name, module in model.named_modules() if any(module is m for m in own)]
-    if not families.is_albert(model):
-        return [(name, 0) for name in names]
-    config = model.config
-    inner = config.inner_group_num
-    calls = []
-    for number in range(config.num_hidden_layers):
-        group = int(number / (config.num_hidden_layers / config.num_hidden_groups))
-        calls += [(name, number) for name in names[group * inner : (group + 1) * inner]]
-    return calls
+    names = {id(module): name for name, module in model.named_modules()}
+    return [(names[id(module)], index) for module, index in families.attention_calls(model)]
 
 
 def _decayed(model: PreTrainedModel) -> set[str]:

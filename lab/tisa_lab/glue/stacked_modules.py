@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from tisa.hf.modules import Folded
+from tisa.hf.core import Folded
 from tisa.ops import attention
 from tisa.shapes import Float, Int, Tensor
 

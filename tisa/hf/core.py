@@ -1,0 +1,647 @@
+"""A transformers model with translation-invariant self-attention: all that it needs to run.
+
+Every attention head adds f(key − query) = Σ a·exp(−|b|·(k − c)²) to its logits. This file is the
+one implementation. The package tisa imports it and hands its operator in (`parts`). A copy lies
+beside every saved model as `modeling_tisa.py`: `from_pretrained(…, trust_remote_code=True)` reads
+it where tisa is not installed, and has "eager" and "sdpa" attention with a dense bias. So it needs
+torch and transformers alone.
+
+An attention module becomes an instance of a subclass of its own class, made here from a mixin, and
+keeps its class's name, by which transformers and accelerate look for it. A subclass is not a patch:
+no other model of the same class notices. What a model was given is in its config under `tisa`.
+"""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import AttentionInterface
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+# Written into every config; a higher one is of a newer package.
+FORMAT = 1
+# Under these names a learned position table is found.
+TABLES = ("position_embeddings", "wpe", "embed_positions", "position_embedding")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a forward pass hands to its attention functions, in the one argument `tisa_call`."""
+
+    weights: bool = False  # attention weights are wanted
+    segments: Tensor | None = None  # (batch, length): the number of each token's packed sequence
+    packed: tuple[Tensor, int] | None = None  # the ends of those, and the longest, if told
+    query_start: int | Tensor | None = None  # the first query's place in a static cache
+    pass_index: int = 0  # which of ALBERT's passes
+    vector: Tensor | None = None  # scores that all passes share
+    together: Any = None  # what makes the scores of all layers at once
+
+    def to(self, device: Any, **options: Any) -> "Call":
+        """Return it there: accelerate moves what a layer is given to where the layer is."""
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(moved(part) for part in value)
+            return value.to(device, **options) if isinstance(value, Tensor) else value
+
+        return Call(**{name: moved(value) for name, value in vars(self).items()})
+
+
+class Scores(nn.Module):
+    """f(k) of each head, as `tisa.TISA` computes it: float32 whatever the model's dtype is."""
+
+    def __init__(self, heads: int, kernels: int, init: str = "zero") -> None:
+        super().__init__()
+        for name in ("kernel_amplitudes", "kernel_sharpness", "kernel_offsets"):
+            self.register_parameter(name, nn.Parameter(torch.zeros(heads, kernels).float()))
+
+    def reset_parameters(self) -> None:
+        """Set no scores."""
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, queries: int, keys: int, *, query_start: Any = None) -> Tensor:
+        """Return (heads, queries + keys − 1): the score of every offset from the lowest on."""
+        c = self.kernel_offsets.unsqueeze(-1)
+        k = offsets(queries, keys, query_start, c.device).to(c.dtype)
+        a, b = self.kernel_amplitudes.unsqueeze(-1), self.kernel_sharpness.unsqueeze(-1)
+        return (a * torch.exp(-b.abs() * (k - c) ** 2)).sum(1)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        def kept(tensor: Tensor) -> Tensor:
+            moved: Tensor = fn(tensor)
+            half = moved.dtype in (torch.float16, torch.bfloat16)
+            return tensor.to(device=moved.device, dtype=torch.float32) if half else moved
+
+        return super()._apply(kept, recurse)
+
+
+def offsets(queries: int, keys: int, start: Any, device: Any) -> Tensor:
+    """Return the offset of every entry of a score vector; by default the last key has 0."""
+    entries = torch.arange(max(0, queries + keys - 1), device=device)
+    return entries - (queries - 1) - (keys - queries if start is None else start)
+
+
+def eager(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any,
+          **kwargs: Any) -> Any:  # fmt: skip
+    """Return what the eager function beside the stock class does with the scores in its mask."""
+    biased = _biased(module, query, key, attention_mask, kwargs)
+    for cls in type(module).__mro__:
+        function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function(module, query, key, value, biased, **kwargs)
+    raise ValueError(
+        f'attn_implementation: "eager" is not there for {type(module).__name__}; take '
+        f"{', '.join(name for name in parts.functions if name != 'eager')}"
+    )
+
+
+def sdpa(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any,
+         dropout: float = 0.0, scaling: float | None = None, **kwargs: Any) -> Any:  # fmt: skip
+    """Return what PyTorch's attention does with the scores in its mask."""
+    options = {"dropout": dropout, "scaling": scaling}
+    if call_of(kwargs).weights:
+        return eager(module, query, key, value, attention_mask, **options, **kwargs)
+    biased = _biased(module, query, key, attention_mask, kwargs)
+    return sdpa_attention_forward(module, query, key, value, biased, **options, is_causal=False)
+
+
+def _biased(module: Any, query: Tensor, key: Tensor, mask: Any, kwargs: dict[str, Any]) -> Tensor:
+    """Return the mask with the dense scores in it, in the query's dtype."""
+    queries, keys, lowest = query.shape[-2], key.shape[-2], torch.finfo(query.dtype).min
+    vector = visible_vector(module, query, key, mask, kwargs)
+    biased = parts.to_matrix(vector, queries, keys).to(query.dtype).unsqueeze(0)
+    if mask is not None:
+        biased = biased + additive(mask, query.dtype)[..., :keys]
+    segments = segments_of(call_of(kwargs), queries, keys)
+    if segments is not None:
+        biased = biased.masked_fill(~same_segment(segments), lowest)
+    # Two very negative numbers may add up to −inf, and a row of those alone to NaN.
+    return biased.clamp_min(lowest)
+
+
+def visible_vector(module: Any, query: Tensor, key: Tensor, mask: Any, kwargs: Any) -> Tensor:
+    """Return the scores, those of later keys hidden where no mask does it."""
+    queries, keys, call = query.shape[-2], key.shape[-2], call_of(kwargs)
+    vector: Tensor = module.score_vector(queries, keys, call)
+    if not is_causal(module, query, mask, kwargs):
+        return vector
+    later = offsets(queries, keys, call.query_start, vector.device) > 0
+    return vector.masked_fill(later, float("-inf"))
+
+
+def is_causal(module: Any, query: Tensor, mask: Any, kwargs: dict[str, Any]) -> bool:
+    """Return whether keys after the query must be hidden here, no mask having been made for it."""
+    asked = kwargs.get("is_causal")
+    causal = getattr(module, "is_causal", False) if asked is None else asked
+    return bool(causal) and mask is None and query.shape[-2] > 1
+
+
+def call_of(kwargs: dict[str, Any]) -> Call:
+    """Return what the pass handed on; a model that hands nothing on has nothing to say."""
+    return kwargs.get("tisa_call") or Call()
+
+
+def segments_of(call: Call, queries: int, keys: int) -> Tensor | None:
+    """Return which packed sequence each token belongs to; None where there is one, or a cache."""
+    segments = call.segments
+    if call.packed is not None:
+        places = torch.arange(queries, device=call.packed[0].device)
+        segments = torch.bucketize(places, call.packed[0][1:], right=True).unsqueeze(0)
+    fits = segments is not None and queries == keys == segments.shape[-1]
+    return segments if fits else None
+
+
+def same_segment(segments: Tensor) -> Tensor:
+    """Return (batch, 1, length, length): which query may see which key of its packed sequence."""
+    return (segments.unsqueeze(-1) == segments.unsqueeze(-2)).unsqueeze(1)
+
+
+def additive(mask: Any, dtype: torch.dtype) -> Any:
+    """Return a mask that is added to the logits from one that may be boolean."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    zero = torch.zeros((), dtype=dtype, device=mask.device)
+    return torch.where(mask, zero, torch.finfo(dtype).min)
+
+
+def own_name(implementation: str | None) -> str:
+    """Return the name of our function for a model's attention implementation, or refuse it."""
+    chosen = parts.default if implementation is None else implementation
+    if chosen not in parts.functions:
+        raise ValueError(
+            f'attn_implementation: "{chosen}" would ignore the position scores of this model; '
+            f"take one of {', '.join(parts.functions)}{parts.more}"
+        )
+    # Several copies of this file may be loaded: each has its functions in the common registry.
+    return f"tisa-{hash(__name__):x}|{chosen}"
+
+
+def register() -> None:
+    """Make the functions known to transformers."""
+    for name, function in parts.functions.items():
+        AttentionInterface.register(own_name(name), function)
+
+
+class _View:
+    """A model's config as one of its attention modules sees it: with the functions above."""
+
+    def __init__(self, config: Any) -> None:
+        self.__dict__["config"] = config
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.__dict__["config"], name)
+        return own_name(value) if name == "_attn_implementation" else value
+
+
+class _Mixed(nn.Module):
+    """What all mixins share: instances can be pickled, although their class was made here."""
+
+    mixin: Any
+    stock: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _blank, (self.mixin, self.stock), self.__dict__
+
+
+class OwnScores(_Mixed):
+    """Mixin: an attention module that owns its scores, whatever its model's implementation is."""
+
+    offset_scores: nn.ModuleList
+    # Called with (module, query, key, mask, scaling, call) before attending; used by the fit.
+    observer: Any = None
+
+    @property
+    def config(self) -> Any:
+        """Return the model's config, in which the attention implementation is ours."""
+        return _View(self.__dict__["_model_config"])
+
+    @config.setter
+    def config(self, config: Any) -> None:
+        self.__dict__["_model_config"] = config
+
+    def scoring(self, call: Call) -> Any:
+        """Return the pass's scoring function, or what stands for it: peft wraps what it trains."""
+        return self.offset_scores[call.pass_index if len(self.offset_scores) > 1 else 0]
+
+    def score_vector(self, queries: int, keys: int, call: Call) -> Tensor:
+        """Return this pass's scores of the offsets between that many queries and keys."""
+        if call.vector is not None and call.vector.shape[-1] == queries + keys - 1:
+            return call.vector
+        scoring, known = self.scoring(call), None
+        if call.together is not None and call.query_start is None:
+            known = call.together.vector(scoring, queries, keys)
+        return scoring(queries, keys, query_start=call.query_start) if known is None else known
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the stock module does; tell the attention function of a static cache."""
+        # By its type: it is `past_key_values` in most models, `layer_past` in others.
+        past = next((x for x in (*args, *kwargs.values()) if isinstance(x, Cache)), None)
+        past = getattr(past, "self_attention_cache", past)
+        index = getattr(self, "layer_idx", None) or 0
+        layers = getattr(past, "layers", ())
+        layer = layers[index] if index < len(layers) else None
+        if getattr(layer, "is_compileable", False):
+            if getattr(layer, "is_sliding", False):
+                raise ValueError(
+                    "past_key_values: a static sliding-window cache moves its keys, and the "
+                    'scores need their places; take a cache of type "dynamic" or "static"'
+                )
+            seen = past.get_seq_length(index)
+            # A static cache counts in place, and goes on counting before the scores are asked.
+            seen = seen.clone() if torch.is_tensor(seen) else seen
+            kwargs["tisa_call"] = replace(call_of(kwargs), query_start=seen)
+        return super().forward(*args, **kwargs)
+
+
+class MPNetScores(OwnScores):
+    """Mixin for MPNet, whose attention has a bias of its own and knows no interface."""
+
+    keeps_relative_bias: bool
+
+    def forward(self, hidden_states: Tensor, attention_mask: Any = None, position_bias: Any = None,
+                output_attentions: bool = False, **kwargs: Any) -> Any:  # fmt: skip
+        """Return the attention output, and the weights if they are asked for."""
+        implementation = self.__dict__["_model_config"]._attn_implementation or parts.default
+        known = ("tisa", "eager") if parts.mpnet else ("eager",)
+        if implementation not in known:
+            raise ValueError(
+                f'attn_implementation: MPNet has {" and ".join(known)}, got "{implementation}"'
+            )
+        # Where positions were replaced the scores have been fitted to this bias, too.
+        kept = position_bias if self.keeps_relative_bias else None
+        attend = parts.mpnet or MPNetScores.with_dense
+        return attend(self, hidden_states, attention_mask, kept, output_attentions)
+
+    def with_dense(self, hidden_states: Tensor, mask: Any, kept: Any, weights: bool) -> Any:
+        """Return what stock code does with the dense scores in its own bias."""
+        length, dtype = hidden_states.shape[1], hidden_states.dtype
+        vector = self.score_vector(length, length, Call())
+        bias = parts.to_matrix(vector, length, length).to(dtype).unsqueeze(0)
+        bias = bias if kept is None else kept + bias
+        return super(OwnScores, self).forward(hidden_states, additive(mask, dtype), bias, weights)
+
+
+class Passes(_Mixed):
+    """Mixin for ALBERT's stack, which tells its one layer in which pass it is."""
+
+    def forward(self, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any) -> Any:
+        """Return what ALBERT's own loop does; scores that passes share are computed once."""
+        hidden_states, call = self.embedding_hidden_mapping_in(hidden_states), call_of(kwargs)
+        (*others, owner) = (m for m in self.modules() if isinstance(m, OwnScores))
+        if not others and len(owner.offset_scores) == 1:
+            length = hidden_states.shape[1]
+            call = replace(call, vector=owner.offset_scores[0](length, length))
+        for index in range(self.config.num_hidden_layers):
+            kwargs["tisa_call"] = replace(call, pass_index=index)
+            group = self.albert_layer_groups[group_of(self.config, index)]
+            hidden_states = group(hidden_states, attention_mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=hidden_states)
+
+
+def group_of(config: Any, index: int) -> int:
+    """Return the group of layers that ALBERT's pass of this number goes through."""
+    return int(index / (config.num_hidden_layers / config.num_hidden_groups))
+
+
+class Nothing(nn.Module):
+    """What stands where a position table was: zeros, one to an index where it was `relative`."""
+
+    def __init__(self, relative: bool = False) -> None:
+        super().__init__()
+        self.relative = relative
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return 0."""
+        given = next(x for x in (*args, *kwargs.values()) if torch.is_tensor(x))
+        return torch.zeros((*given.shape, 1) if self.relative else (), device=given.device)
+
+
+class Folded(_Mixed):
+    """Mixin: word embeddings that add what of the positions had nothing to do with order.
+
+    `fold` has three vectors: for every token but two, for the one that always stands last, and for
+    the one that always stands first (which wins where they are the same). They depend on the token
+    alone, not on where it stands, and are added on the way in only: output embeddings that share
+    the weight do not have them.
+    """
+
+    first_token_id: int
+    last_token_id: int
+    fold: nn.Parameter
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the embeddings with the folded vectors."""
+        kind = (input == self.last_token_id).long() + 2 * (input == self.first_token_id).long()
+        return super().forward(input) + self.fold[kind.clamp(max=2)]
+
+
+@cache
+def _with_mixin(mixin: Any, cls: Any) -> Any:
+    made = {"__module__": __name__, "mixin": mixin, "stock": cls}
+    return type(cls.__name__, (mixin, cls), made)
+
+
+def _blank(mixin: Any, cls: Any) -> Any:
+    register()
+    return (made := _with_mixin(mixin, cls)).__new__(made)
+
+
+def _become(module: Any, mixin: Any) -> None:
+    """Turn the module into one of the subclass: it keeps its parameters and its place."""
+    config = module.__dict__.pop("config", None)
+    module.__class__ = _with_mixin(mixin, type(module))
+    if config is not None:
+        module.config = config
+
+
+def is_mpnet(module: Any) -> bool:
+    """Return whether the attention module is MPNet's, which has its own way."""
+    return any(cls.__name__ == "MPNetSelfAttention" for cls in type(module).__mro__)
+
+
+@cache
+def _uses_interface(cls: Any) -> bool:
+    stock = getattr(cls, "stock", cls)
+    if "Attention" not in stock.__name__ or "Cross" in stock.__name__:
+        return False
+    try:
+        source = inspect.getsource(stock.forward)
+    except (OSError, TypeError):
+        return False
+    return "ALL_ATTENTION_FUNCTIONS" in source and "self.config" in source
+
+
+def attention_modules(model: nn.Module) -> list[Any]:
+    """Return the self-attention modules that can own scores, in the order of the layers."""
+    return [
+        m for m in model.modules()
+        if not getattr(m, "is_cross_attention", False) and (is_mpnet(m) or _uses_interface(type(m)))
+    ]  # fmt: skip
+
+
+def num_heads(module: Any, config: Any) -> int:
+    """Return how many query heads the attention module has."""
+    names = ("num_attention_heads", "num_heads", "n_heads")
+    found = (getattr(module, name, None) for name in names)
+    return next((n for n in found if isinstance(n, int)), None) or int(config.num_attention_heads)
+
+
+def place_of_table(model: nn.Module) -> tuple[Any, str] | None:
+    """Return the module that holds the model's learned position table, and the name there."""
+    places = ((parent, name) for parent in model.modules() for name in TABLES)
+    return next((p for p in places if isinstance(getattr(*p, None), nn.Embedding)), None)
+
+
+def is_albert(model: Any) -> bool:
+    """Return whether the model is an ALBERT, which shares one layer's weights."""
+    return str(model.config.model_type).removeprefix("tisa-") == "albert"
+
+
+def passes(model: Any) -> int:
+    """Return how often each attention module is gone through: ALBERT's passes, 1 elsewhere."""
+    return int(model.config.num_hidden_layers) if is_albert(model) else 1
+
+
+def _attach(model: Any) -> None:
+    """Give a freshly built stock model what its config says: scores, and no positions."""
+    register()
+    tisa, owners = model.config.tisa, attention_modules(model)
+    for module in owners:
+        heads = num_heads(module, model.config)
+        _become(module, MPNetScores if is_mpnet(module) else OwnScores)
+        module.config = model.config
+        module.keeps_relative_bias = tisa["positions"] == "keep"
+        module.offset_scores = nn.ModuleList(
+            parts.scoring(heads, tisa["num_kernels"], init=tisa["init"])
+            for _ in range(1 if tisa["shared"] else passes(model))
+        )
+    for module in list(model.modules()):
+        if hasattr(module, "albert_layer_groups"):
+            _become(module, Passes)
+    if tisa["positions"] == "replace":
+        _remove_positions(model)
+    innermost = [m for m in model.modules() if isinstance(m, PreTrainedModel)][-1]
+    innermost.tisa_owners = owners
+    innermost.register_forward_pre_hook(_announce, with_kwargs=True)
+
+
+def _remove_positions(model: Any) -> None:
+    place, tisa = place_of_table(model), model.config.tisa
+    assert place is not None
+    setattr(*place, Nothing())
+    if hasattr(place[0], "position_ids"):
+        place[0].register_forward_pre_hook(_no_position_ids, with_kwargs=True)
+    for module in model.modules():
+        if hasattr(module, "relative_attention_bias"):
+            # MPNet's; the scores were fitted to it too.
+            module.relative_attention_bias = Nothing(relative=True)
+    if tisa["fold"]:
+        words = model.get_input_embeddings()
+        _become(words, Folded)
+        words.first_token_id, words.last_token_id = tisa["first_token_id"], tisa["last_token_id"]
+        words.fold = nn.Parameter(torch.zeros(3, words.embedding_dim, dtype=words.weight.dtype))
+
+
+@cache
+def _names(cls: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(cls.forward).parameters)[1:]
+
+
+def _no_position_ids(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Give the embeddings position 0 for every token, so that no table of places limits them."""
+    given = dict(zip(_names(type(module)), args, strict=False)) | kwargs
+    tokens = given.get("input_ids")
+    tokens = given["inputs_embeds"][..., 0] if tokens is None else tokens
+    return (), given | {"position_ids": torch.zeros_like(tokens[:1], dtype=torch.long)}
+
+
+def _announce(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Tell the attention functions what the model was called with and does not pass on to them."""
+    given = dict(zip(_names(type(module)), args, strict=False)) | kwargs
+    packed, mask, places = (given.get(k) for k in ("tisa_packed", "attention_mask", "position_ids"))
+    wanted, segments = given.get("output_attentions"), None
+    # A mask with four dimensions says itself who sees whom; who says where packed sequences end
+    # need not wait for a look at the positions.
+    if getattr(mask, "ndim", 2) == 4:
+        packed = packed if module.config.tisa["base_model_type"] != "mpnet" else None
+    elif packed is None and places is not None and places.ndim == 2:
+        restarts = places.diff(dim=-1, prepend=places[:, :1] - 1) != 1
+        if torch.compiler.is_compiling() or bool(restarts.any()):
+            segments = restarts.cumsum(-1)
+    call = Call(
+        weights=bool(module.config.output_attentions if wanted is None else wanted),
+        segments=segments, packed=packed, together=parts.together and parts.together(module),
+    )  # fmt: skip
+    if module.config.tisa["base_model_type"] != "mpnet":
+        return args, {k: v for k, v in kwargs.items() if k != "tisa_packed"} | {"tisa_call": call}
+    tokens = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
+    segments = segments_of(call, tokens.shape[1], tokens.shape[1])
+    if segments is None:
+        return args, kwargs
+    # MPNet passes nothing on; a mask with four dimensions it takes as it is.
+    same = same_segment(segments)
+    same = same if mask is None else same & mask[:, None, None, :].bool()
+    args = args[: _names(type(module)).index("attention_mask")]
+    return args, kwargs | {"attention_mask": additive(same, module.dtype)}
+
+
+@contextmanager
+def _small_table(config: Any) -> Iterator[None]:
+    """Have stock code make few positions where they are replaced, and set none of them.
+
+    GPT-BigCode squares their number, DistilBERT may set a table of sines.
+    """
+    sines, limit = getattr(config, "sinusoidal_pos_embds", None), config.max_position_embeddings
+    if config.tisa["positions"] == "replace":
+        config.max_position_embeddings = max(16, (config.pad_token_id or 0) + 2)
+        if sines:
+            config.sinusoidal_pos_embds = False
+    try:
+        yield
+    finally:
+        config.max_position_embeddings = limit
+        if sines:
+            config.sinusoidal_pos_embds = sines
+
+
+class Converted(PreTrainedModel):
+    """Mixin: a transformers model whose attention modules own scores of the offset."""
+
+    _keep_in_fp32_modules_strict = {"offset_scores"}  # noqa: RUF012
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        tisa = getattr(config, "tisa", None)
+        if not isinstance(tisa, dict) or "format" not in tisa:
+            raise ValueError(
+                f"{type(config).__name__}: no scores are described in it (`tisa`); "
+                "make a converted model with tisa.hf.convert"
+            )
+        if tisa["format"] > FORMAT:
+            raise ValueError(
+                f"{type(config).__name__}: written in format {tisa['format']}, this code reads up "
+                f"to {FORMAT}; upgrade it: pip install --upgrade tisa"
+            )
+        with _small_table(config):
+            super().__init__(config, *args, **kwargs)
+        _attach(self)
+
+    def initialize_weights(self) -> None:
+        """Set what no checkpoint has, in the size in which it was made."""
+        with _small_table(self.config):
+            super().initialize_weights()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return the model from a folder or the hub; one that lacks scores is an error."""
+        wanted = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        missing = [k for k in info["missing_keys"] if "offset_scores" in k or k.endswith(".fold")]
+        if missing:
+            raise ValueError(
+                f"{args[0] if args else cls.__name__}: the checkpoint lacks the position scores "
+                f"({', '.join(sorted(missing)[:3])} and so on, {len(missing)} tensors); "
+                "take a whole one, or convert the stock model with tisa.hf.convert"
+            )
+        return (model, info) if wanted else model
+
+    def _init_weights(self, module: Any) -> None:
+        if isinstance(module, parts.scoring):
+            if not all(getattr(p, "_is_hf_initialized", False) for p in module.parameters()):
+                module.reset_parameters()
+        elif not isinstance(module, Nothing):
+            super()._init_weights(module)
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: Any, *args: Any,
+                                              **kwargs: Any) -> str:  # fmt: skip
+        own_name(attn_implementation)
+        if attn_implementation is None and parts.default == "tisa":
+            return "tisa"
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+
+
+@cache
+def config_class(stock: Any) -> Any:
+    """Return the config class of a converted model of that stock config."""
+    if stock.model_type.startswith("tisa-"):
+        return stock
+    kind = {"__module__": __name__, "model_type": f"tisa-{stock.model_type}", "stock": stock}
+    made = globals()[f"Tisa{stock.__name__}"] = type(f"Tisa{stock.__name__}", (stock,), kind)
+    return made
+
+
+@cache
+def model_class(stock: Any) -> Any:
+    """Return the converted class of a stock model class."""
+    name, config = f"Tisa{stock.__name__}", config_class(stock.config_class)
+    kind = {"__module__": __name__, "__doc__": f"{stock.__name__} with scores of the offset.",
+            "config_class": config, "stock": stock}  # fmt: skip
+    made = globals()[name] = type(name, (parts.model, stock), kind)
+    return made
+
+
+def auto_class(name: str, stock_config: Any) -> Any:
+    """Return the stock model class that this Auto class has for a stock config, or None."""
+    mapping = getattr(getattr(modeling_auto, name, None), "_model_mapping", {})
+    found = mapping.get(stock_config, None)
+    return found[0] if isinstance(found, tuple) else found
+
+
+class TisaConfig(PreTrainedConfig):
+    """Reads the config of any converted model."""
+
+    @classmethod
+    def from_pretrained(cls, name: Any, **kwargs: Any) -> Any:
+        """Return the config in the class of its model type."""
+        values, _ = PreTrainedConfig.get_config_dict(name, **kwargs)
+        kwargs.pop("trust_remote_code", None)
+        stock = CONFIG_MAPPING[values["tisa"]["base_model_type"]]
+        return config_class(stock).from_pretrained(name, **kwargs)
+
+
+class _Loader:
+    """What an Auto class calls: it loads the converted form of the class that it would give."""
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, config: Any, **kwargs: Any) -> Any:
+        stock = CONFIG_MAPPING[config.tisa["base_model_type"]]
+        made = model_class(auto_class(cls.__name__.replace("Tisa", "Auto", 1), stock))
+        return made.from_pretrained(name, *args, config=config, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = None) -> None:
+        return
+
+
+def __getattr__(name: str) -> Any:
+    """Return what a config names for `AutoModelFor…`: this file's `TisaModelFor…`."""
+    if name.replace("Tisa", "Auto", 1) not in modeling_auto.__all__:
+        raise AttributeError(f"module {__name__} has no attribute {name!r}")
+    return type(name, (_Loader,), {"__module__": __name__})
+
+
+@dataclass
+class Parts:
+    """What the package hands in; by default what stands for it where the package is not."""
+
+    scoring: Any = Scores  # of (heads, kernels, init=…)
+    to_matrix: Any = lambda vector, queries, keys: vector.unfold(-1, keys, 1).flip(-2)
+    functions: dict[str, Any] = field(default_factory=lambda: {"sdpa": sdpa, "eager": eager})
+    default: str = "sdpa"
+    more: str = ", or install the package tisa"
+    mpnet: Any = None  # (module, hidden_states, mask, kept bias, weights wanted) → output
+    together: Any = None  # of the innermost model: what makes the scores of all layers at once
+    model: Any = Converted  # the mixin of a model
+
+
+parts = Parts()

@@ -1,0 +1,197 @@
+"""What the package hands to `core`: attention on the operator and FlexAttention, MPNet's own.
+
+"tisa", the default, hands a score vector to `tisa.attention`: no dense bias, fused on a GPU.
+"flex_attention" reads the vector in its `score_mod`. "eager" and "sdpa" are those of `core`, and
+"eager" shows the fit what it attends with.
+"""
+
+import math
+from typing import Any
+
+import torch
+from transformers.integrations.flex_attention import compile_friendly_flex_attention
+
+from tisa.hf import core
+from tisa.hf.core import Call, additive, call_of, is_causal, same_segment, segments_of
+from tisa.offsets import entry_of, to_vector
+from tisa.ops import attention
+from tisa.shapes import Int32, Tensor
+
+# So few keys are one or two blocks of the kernels: there is nothing for a band to leave out.
+FEW_KEYS = 256
+
+Attended = tuple[Tensor, Tensor | None]
+
+
+def on_operator(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> Attended:
+    """Return what `tisa.attention` does with the module's score vector; no weights."""
+    call = call_of(kwargs)
+    queries, keys = query.shape[-2], key.shape[-2]
+    options: dict[str, Any] = dict(
+        dropout_p=dropout,
+        scale=scaling,
+        is_causal=is_causal(module, query, attention_mask, kwargs),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    if not hasattr(module, "offset_scores"):
+        # Cross-attention, or a layer beside the converted ones: no positions of ours.
+        output = attention(query, key, value, attn_mask=attention_mask, **options)
+        assert isinstance(output, Tensor)
+        return output.transpose(1, 2).contiguous(), None
+    if call.weights:
+        return eager(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    alone = attention_mask is None and query.shape[0] == 1
+    # Packed sequences, and perhaps something else that says who sees whom.
+    packed = call.packed if alone else None
+    segments = None if packed is not None else segments_of(call, queries, keys)
+    if segments is not None and alone and not torch.compiler.is_compiling():
+        packed = _ends(segments)
+    if packed is not None:
+        ends, longest = packed
+        output = attention(
+            query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1),
+            module.score_vector(longest, longest, call),
+            cu_seqlens=ends, max_seqlen=longest, band=band(module, query, longest, call), **options,
+        )  # fmt: skip
+        assert isinstance(output, Tensor)
+        return output.unsqueeze(0).contiguous(), None
+    if segments is not None:
+        attention_mask = _within(segments, attention_mask)
+    output = attention(
+        query, key, value, module.score_vector(queries, keys, call), attn_mask=attention_mask,
+        query_start=call.query_start, band=band(module, query, keys, call), **options,
+    )  # fmt: skip
+    assert isinstance(output, Tensor)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def eager(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> Attended:
+    """Return what `core.eager` does, once the module's observer has seen what it is done with."""
+    if module.observer is not None:
+        module.observer(module, query, key, attention_mask, kwargs.get("scaling"), call_of(kwargs))
+    attended: Attended = core.eager(module, query, key, value, attention_mask, **kwargs)
+    return attended
+
+
+def flex(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> Attended:
+    """Return what FlexAttention does; it has neither weights nor dropout."""
+    call = call_of(kwargs)
+    if call.weights:
+        raise ValueError(
+            'output_attentions: attn_implementation="flex_attention" has no weights to give; '
+            'take "tisa" or "eager"'
+        )
+    if dropout > 0:
+        raise ValueError(
+            "attention dropout: FlexAttention has none; set it to 0 in the config, "
+            'call model.eval(), or take attn_implementation="tisa"'
+        )
+    queries = query.shape[-2]
+    vector = core.visible_vector(module, query, key, attention_mask, kwargs)
+    segments = segments_of(call, queries, key.shape[-2])
+    if segments is not None:
+        segments = segments.expand(query.shape[0], -1)
+    dense = attention_mask if isinstance(attention_mask, Tensor) else None
+    dense = additive(dense, query.dtype)
+    hidden = torch.finfo(query.dtype).min
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        # One look into the one vector: two of them are refused in the compiled backward pass.
+        score = score + vector[h, entry_of(i, j, queries)]
+        if dense is not None:
+            score = score + dense[b, 0, i, j]
+        if segments is not None:
+            score = torch.where(segments[b, i] == segments[b, j], score, hidden)
+        return score
+
+    output = compile_friendly_flex_attention(
+        query, key, value, training=module.training, score_mod=score_mod, scale=scaling,
+        block_mask=None if isinstance(attention_mask, Tensor) else attention_mask,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    assert isinstance(output, Tensor)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def mpnet(
+    module: Any, hidden_states: Tensor, mask: Tensor | None, kept: Tensor | None, weights: bool
+) -> tuple[Tensor, ...]:
+    """Return what MPNet's attention gives: on the operator, or with a dense bias in stock code."""
+    shape = (*hidden_states.shape[:-1], -1, module.attention_head_size)
+
+    def projected(linear: Any) -> Tensor:
+        made: Tensor = linear(hidden_states).view(shape).transpose(1, 2)
+        return made
+
+    if module.observer is not None:
+        # The observer wants logits without scores, and the relative bias counts as such.
+        seen = additive(mask, hidden_states.dtype)
+        if kept is not None:
+            seen = kept if seen is None else seen + kept
+        scaling = 1 / math.sqrt(module.attention_head_size)
+        module.observer(module, projected(module.q), projected(module.k), seen, scaling, Call())
+    implementation = module.config._attn_implementation
+    if module.observer is not None or weights or implementation == core.own_name("eager"):
+        dense: tuple[Tensor, ...] = module.with_dense(hidden_states, mask, kept, weights)
+        return dense
+    length = hidden_states.shape[1]
+    vector = module.score_vector(length, length, Call())
+    if kept is not None:
+        vector = vector + to_vector(kept[0].to(vector.dtype))
+    output = attention(
+        projected(module.q), projected(module.k), projected(module.v), vector, attn_mask=mask,
+        dropout_p=module.dropout.p if module.training else 0.0,
+    )  # fmt: skip
+    assert isinstance(output, Tensor)
+    return (module.o(output.transpose(1, 2).flatten(-2)),)
+
+
+def band(module: Any, query: Any, keys: int, call: Call) -> Int32[Tensor, "heads 2"] | None:
+    """Return the band for `tisa.attention` where it saves work: on a GPU, not for few keys."""
+    if not query.is_cuda or query.dtype == torch.float64:
+        return None
+    # A compiled program is for any length.
+    if not torch.compiler.is_compiling() and keys <= FEW_KEYS:
+        return None
+    scoring = module.scoring(call)
+    known = None if call.together is None else call.together.band(scoring, query.dtype)
+    return scoring.band(query.dtype) if known is None else known
+
+
+def _ends(segments: Tensor) -> tuple[Tensor, int]:
+    """Return where packed sequences begin and end, and the longest one's length."""
+    _, lengths = segments[0].unique_consecutive(return_counts=True)
+    ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+    return ends, int(lengths.max())
+
+
+def _within(segments: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mask in which no token sees another packed sequence."""
+    same = same_segment(segments)
+    if mask is None:
+        return same
+    if mask.dtype == torch.bool:
+        return mask & same
+    return mask.masked_fill(~same, torch.finfo(mask.dtype).min)
