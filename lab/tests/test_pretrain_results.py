@@ -1,72 +1,98 @@
 """The tables of pretraining in docs/results.md are those of the records."""
 
+import importlib.util
 import json
 from pathlib import Path
 
 from tisa_lab.extrapolation.tables import markdown as far_tables
-from tisa_lab.pretrain.summary import gate, groups_of, label_of, markdown, read_records
+from tisa_lab.extrapolation.tables import mean_loss
+from tisa_lab.pretrain.summary import gate, groups_of, label_of, read_records
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "docs/records/2026-11-16-pretrain"
-WHERE = {"tisa": "one for each layer", "tisa layers=shared": "one for all layers",
-         "tisa layers=first": "in the first layer only", "none": "none"}  # fmt: skip
+
+source = importlib.util.spec_from_file_location("tables", ROOT / "docs/tables.py")
+tables = importlib.util.module_from_spec(source)
+source.loader.exec_module(tables)
 
 
-def shown(name):
+def words_of(page):
+    return " ".join((ROOT / page).read_text().split())
+
+
+def per_cent(value, digits=1):
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def test_tables_are_those_of_the_records():
     page = (ROOT / "docs/results.md").read_text()
-    return page.split(f"<!-- {name} -->\n")[1].split("<!-- end")[0]
+    assert tables.page(page) == page, "run: python docs/tables.py"
 
 
 def test_perplexities():
     for folder in ("causal", "causal-5e-4"):
         record = json.loads((FOLDER / folder / "extrapolation.json").read_text())
-        made = far_tables(record)
-        assert made == (FOLDER / folder / "extrapolation.md").read_text()
-        if folder == "causal":
-            assert shown("far") in made
-    page = " ".join((ROOT / "docs/results.md").read_text().split())
+        assert far_tables(record) == (FOLDER / folder / "extrapolation.md").read_text()
     found = {
         run["label"]: [row.get("perplexity") for row in run["rows"] if row["mode"] == "whole"]
         for run in record["runs"]
     }
-    (line,) = [line for line in shown("far").splitlines() if line.startswith("| near-far")]
-    trained, *_, eight_times, _, _ = (cell.split(" (")[0] for cell in line.split(" | ")[1:])
-    lower = round(100 - 100 * float(eight_times) / float(trained))
-    assert f"its perplexity is {lower} % below that at the training length" in page
     trained, twice, four, _, last = found["floater stride=16"]
     assert last is None
+    page = words_of("docs/results.md")
     assert f"{trained:.1f} at 512 with half the learning rate" in page
     assert f"TISA has {found['tisa'][0]:.1f} at that rate; {twice:.1f} at 1,024, {four:.1f}" in page
 
 
-def test_losses_of_encoders():
-    # Step times in these records are of runs that shared the GPU: those shown were measured alone.
-    steps = json.loads((FOLDER / "throughput-384x4-131072.json").read_text())["rows"]
-    made = markdown(groups_of(read_records(FOLDER / "encoder-wide/records.jsonl"))).splitlines()
-    told = [line.rsplit(" | ", 1)[0] for line in made]
-    for number, line in enumerate(told[2:], start=2):
-        name = line.removeprefix("| ").split(" ")[0]
-        told[number] += f" | {steps[name]['ratio_to_absolute']:.2f} |"
-    told[:2] = [f"{told[0]} | step ÷ absolute's |", "|---" * 7 + "|"]
-    assert shown("encoder").splitlines() == told
-    found = groups_of(
-        [
-            r
-            for name in ("where", "encoder")
-            for r in read_records(FOLDER / f"{name}-wide/records.jsonl")
-        ]
-    )
-    told = [g for g in found if g.label in WHERE]
-    assert shown("where") == "".join(
-        [
-            "| scores | validation loss | seeds (max − min) | positional parameters |\n",
-            "|---" * 4 + "|\n",
-        ]
-        + [
-            f"| {WHERE[g.label]} | {g.mean:.4f} | {len(g.records)} ({g.spread:.4f}) "
-            f"| {g.records[0]['parameters']['positional']:,} |\n"
-            for g in told
-        ]
+def test_what_is_said_of_sliding_windows():
+    page = words_of("docs/results.md")
+    change = {name: f"{tables.far_change(name):.1f} %" for name in ("tisa", "t5", "near-far")}
+    assert f"perplexity rises by {change['tisa']} and {change['t5']}" in page
+    assert change["near-far"] == f"{tables.far_change('kerple-log'):.1f} %" == "-2.5 %"
+    assert "both fall by 2.5 %" in page
+    assert f"gains nothing ({per_cent(tables.far_change('alibi'))} %)" in page
+    assert f"past 1,024 it loses {tables.far_change('tisa-v2'):.1f} %" in page
+    assert f"and worse: {per_cent(tables.far_change('shaw'))} %" in page
+    index = words_of("docs/index.md")
+    assert "has a perplexity 2.5 % below that with 1,024" in index
+    assert f"TISA's is {change['tisa']} above" in index
+    # What was told before, and why it was wrong.
+    rows = tables.by_method(tables.FAR, "whole")
+    names = {"near-far": "near-far", "kerple-log": "KERPLE", "alibi": "ALiBi",
+             "tisa-v2": "TISA v2", "t5": "T5", "tisa": "TISA"}  # fmt: skip
+    told = []
+    for label, name in names.items():
+        first, last = (mean_loss(rows[label][length]) for length in (512, 8192))
+        told.append(f"{name} {per_cent(100 * tables.math.expm1(last - first), 0)} %")
+    assert f"from 512 to 8,192 ({', '.join(told)})" in page
+
+
+def test_what_is_said_of_the_review():
+    """Its numbers are those of its record, and marked as what they are."""
+    page, review = words_of("docs/results.md"), tables.REVIEW
+    assert review["commit"] in page
+    own = {g.label: g.mean for g in tables.encoders("encoder-wide")}
+    best, high = (review["encoders"]["rates"][rate] for rate in ("2e-3", "4e-3"))
+    assert best["tisa"] == best["t5"]
+    assert f"TISA's lead over T5 ({own['t5'] - own['tisa']:.3f} at 1e-3) is gone" in page
+    leads = own["t5"] - own["near-far"], best["t5"] - best["near-far"]
+    assert f"near-far's shrinks from {leads[0]:.3f} to {leads[1]:.3f}" in page
+    assert f"near-far ({high['near-far']}) and rotary positions ({high['rotary']}) do not" in page
+    assert f"{own['absolute']:.3f}" == f"{review['encoders']['best at 1e-3']['absolute']:.3f}"
+    names = {"near-far": "near-far", "kerple-log": "KERPLE", "tisa": "TISA", "t5": "T5",
+             "rotary": "rotary"}  # fmt: skip
+    for label, name in names.items():
+        found = review["decoders"]["perplexity"][label]
+        assert f"{name} {found['least']}–{found['largest']}" in page
+    recall = review["recall"]["accuracy"]
+    least, largest = recall["tisa, t5, kerple"]
+    assert f"TISA, T5 and KERPLE still find {least} to {largest} of the answers" in page
+    assert f"(their plateau is {review['recall']['plateau']})" in page
+    assert "near-far {} to {}".format(*recall["near-far"]) in page
+    assert f"ALiBi and TISA v2 {recall['alibi, tisa-v2'][0]}." in page
+    assert "**one seed**" in page
+    assert "masked-token loss, each at its best rate (a review's runs, one seed)" in words_of(
+        "README.md"
     )
 
 
@@ -76,6 +102,10 @@ def test_what_is_said_of_the_gate_and_of_the_block():
         found = gate(groups_of(read_records(FOLDER / f"encoder-{name}/records.jsonl")))
         assert f"{found['ratio']:.1f} times" == words
         assert words in page
+    losses = {g.label: g.losses for g in tables.encoders("causal")}
+    assert losses["absolute"] > losses["none"], "the decoders fail it, with the wrong sign"
+    (absolute,), (none,) = losses["absolute"], losses["none"]
+    assert f"(losses {absolute:.3f} and {none:.3f}, one seed each): the wrong sign" in page
     ends = {
         label_of(r["config"]): r["evaluations"][-1]
         for r in read_records(FOLDER / "schedule-wide/records.jsonl")
@@ -121,18 +151,18 @@ def test_what_is_said_of_floater_of_tables_and_of_speed():
     for steps in (649, 702):
         assert f"nan at step {steps};" in said
         assert f"after {steps}" in page
-    tables = {
+    squares = {
         (r["config"]["position"], r["config"]["seed"]): {
             e["step"]: f"{e['position']['r2_off_diagonal']:.2f}" for e in r["evaluations"]
         }
         for r in read_records(FOLDER / "encoder-wide/records.jsonl")
         if r["config"]["position"] in ("absolute", "tupe-a")
     }
-    first, second = tables["absolute", 0], tables["absolute", 1]
+    first, second = squares["absolute", 0], squares["absolute", 1]
     assert first[200] == second[200] == "0.02"
     assert f"rises to {second[600]} and {first[600]} by step 600" in page
     assert f"hardly further: {second[2000]} and {first[2000]} at the end" in page
-    assert {tables["tupe-a", seed][2000] for seed in (0, 1)} == {"0.75"}
+    assert {squares["tupe-a", seed][2000] for seed in (0, 1)} == {"0.75"}
     rows = json.loads((FOLDER / "throughput-512x4.json").read_text())["rows"]
     told = [f"{rows[name]['p50_ms']:.2f}" for name in ("tisa", "absolute")]
     assert f"({told[0]} and {told[1]} ms, " in page
@@ -154,15 +184,15 @@ def test_what_is_said_of_floater_of_tables_and_of_speed():
 
 def test_the_rows_in_the_readme():
     readme = (ROOT / "README.md").read_text()
-    found = {g.label: g for g in groups_of(read_records(FOLDER / "encoder-wide/records.jsonl"))}
-    names = {"t5": "T5", "rotary": "rotary", "alibi": "ALiBi", "absolute": "absolute",
-             "tisa": "TISA", "near-far": "our `NearFar`", "none": "none"}  # fmt: skip
+    names = {"t5": "T5", "rotary": "rotary", "tupe-a": "TUPE", "absolute": "absolute",
+             "tisa": "TISA", "near-far": "our `NearFar`", "alibi": "ALiBi",
+             "kerple-log": "KERPLE"}  # fmt: skip
     (row,) = [line for line in readme.splitlines() if "masked-token loss" in line]
-    for label, name in names.items():
-        assert f"{name} {found[label].mean:.2f}" in row
-    names["kerple-log"] = "KERPLE"
-    (row,) = [line for line in readme.splitlines() if "read at 8,192: perplexity" in line]
-    far = {line.split(" | ")[0][2:]: line.split(" | ") for line in shown("far").splitlines()[2:]}
+    for label, loss, *_ in tables.rows_of(tables.rates())[1:]:
+        assert f"{names[label]} {loss}" in row
+    (row,) = [line for line in readme.splitlines() if "to 8,192 tokens of context" in line]
+    far = {line[0]: [cell.split(" (")[0] for cell in line] for line in tables.rows_of(tables.far())}
     for label in ("t5", "rotary", "alibi", "kerple-log", "tisa", "near-far"):
-        _, trained, *_, longest, _ = (cell.split(" (")[0] for cell in far[label])
-        assert f"{names[label].removeprefix('our ')} {longest} ({trained})" in row
+        assert f"{names[label].removeprefix('our ')} {far[label][2]} → {far[label][5]}" in row
+    assert round(tables.far_change("tisa")) == 10
+    assert "TISA's perplexity rises by 10 % far away" in words_of("README.md")

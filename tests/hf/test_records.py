@@ -55,6 +55,19 @@ def test_the_readme_has_the_numbers_of_the_record(name, shown):
     assert shown.format(f"{before:.4f}", f"{after:.4f}") in (ROOT / "README.md").read_text()
 
 
+def test_the_readme_has_the_control_beside_the_score():
+    """Most of STS-B needs no order: what a model without any has, and what tells them apart."""
+    rows = {row["variant"]: row for row in record_of("conversion-minilm")["rows"]}
+    fitted, control = rows["fold + fit, S = 5"], rows["fold, no scores"]
+    readme = (ROOT / "README.md").read_text()
+    assert f"{control['STS-B dev Spearman']:.4f} without any order" in readme
+    cosine, match = (
+        [row[name] for row in (fitted, control)] for name in ("cosine to original", "order-match")
+    )
+    assert f"cosine {cosine[0]:.3f} (without order {cosine[1]:.3f})" in readme
+    assert f"order-match {match[0]:.3f} ({match[1]:.3f})" in readme
+
+
 def test_the_range_of_distilled_runs_is_that_of_the_records():
     rows = (
         record_of("conversion-rxnmapper")["rows"],

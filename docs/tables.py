@@ -1,0 +1,133 @@
+"""Write the tables of docs/results.md anew, from the records they come from.
+
+    python docs/tables.py
+
+A table stands between `<!-- name -->` and `<!-- end of name -->`; a test calls `page` and compares.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+
+from tisa_lab.extrapolation.tables import by_method, mean_loss
+from tisa_lab.extrapolation.tables import markdown as far_tables
+from tisa_lab.pretrain.summary import groups_of, markdown, read_records
+
+DOCS = Path(__file__).parent
+PRETRAIN = DOCS / "records/2026-11-16-pretrain"
+REVIEW = json.loads((DOCS / "records/2026-11-16-review/rates-and-recall.json").read_text())
+FAR = json.loads((PRETRAIN / "causal/extrapolation.json").read_text())
+WHERE = {"tisa": "one for each layer", "tisa layers=shared": "one for all layers",
+         "tisa layers=first": "in the first layer only", "none": "none"}  # fmt: skip
+
+SHARES = (
+    "given back: folded",
+    "given back: zeroed, S = 5",
+    "given back: zeroed, S = 5, fitted",
+    "given back: folded, S = 1, fitted",
+    "given back: folded, S = 5, fitted",
+    "given back: folded, S = 5, fitted, frozen",
+    "given back: folded, S = 5, fitted, distilled 200",
+    "given back from folded on: folded, S = 5, fitted",
+    "given back from folded on: folded, S = 5, fitted, distilled 200",
+)
+
+
+def encoders(*folders):
+    """Return the runs of encoders by method, the best first."""
+    return groups_of([r for f in folders for r in read_records(PRETRAIN / f / "records.jsonl")])
+
+
+def table(*lines):
+    """Return lines of cells as Markdown, the first of them the heads of the columns."""
+    first, *others = [f"| {' | '.join(cells)} |\n".replace("|  |", "| |") for cells in lines]
+    return "".join([first, "|---" * len(lines[0]) + "|\n", *others])
+
+
+def rows_of(text):
+    """Return the cells of a Markdown table, line by line, without the line of dashes."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def far_change(method):
+    """Return how much the perplexity of sliding windows changes from 1,024 to 8,192, in per cent.
+
+    The same tokens with at most 1,024 and at most 8,192 tokens before them; in neither does a token
+    lose what stands before it to the edge of a window.
+    """
+    rows = by_method(FAR, "sliding")[method]
+    first, last = (mean_loss(rows[length]) for length in (1024, 8192))
+    return None if first is None or last is None else 100 * math.expm1(last - first)
+
+
+def far():
+    """Return the perplexities of sliding windows, as `tisa-lab extrapolate` writes them."""
+    lines = rows_of(far_tables(FAR).split("## Sliding windows")[1])
+    lines[0][-1] = "8,192 against 1,024"
+    for line in lines[1:]:
+        change = far_change(line[0])
+        line[-1] = "–" if change is None else f"{change:+.1f} %".replace("-", "−")
+    return table(*lines)
+
+
+def shares():
+    """Return what is given back of a loss, without MNLI-10k, where the model gains instead."""
+    report = rows_of((DOCS / "records/2026-11-15-table3/table3.md").read_text())
+    found = {line[0]: line for line in report}
+    heads = next(line for line in report if "MNLI-10k" in line)
+    lines = [heads, *(found[name] for name in SHARES)]
+    column = heads.index("MNLI-10k")
+    return table(*(line[:column] + line[column + 1 :] for line in lines))
+
+
+def rates():
+    """Return each encoder at the best learning rate that was tried."""
+    own = {group.label: group for group in encoders("encoder-wide")}
+    best = {name: (loss, "2e-3", "1, the review's") for name, loss in
+            REVIEW["encoders"]["rates"]["2e-3"].items()}  # fmt: skip
+    for name in REVIEW["encoders"]["best at 1e-3"]:
+        best[name] = (own[name].mean, "1e-3", f"{len(own[name].records)}, ours")
+    lines = [["method", "validation loss", "its rate", "seeds", "ours at 1e-3"]]
+    for name, (loss, rate, seeds) in sorted(best.items(), key=lambda item: item[1][0]):
+        lines.append([name, f"{loss:.3f}", rate, seeds, f"{own[name].mean:.4f}"])
+    return table(*lines)
+
+
+def encoder():
+    """Return all encoders at one learning rate, each step's time alone on the GPU beside it."""
+    # Step times in these records are of runs that shared the GPU.
+    steps = json.loads((PRETRAIN / "throughput-384x4-131072.json").read_text())["rows"]
+    lines = rows_of(markdown(encoders("encoder-wide")))
+    lines[0][-1] = "step ÷ absolute's"
+    for line in lines[1:]:
+        line[-1] = f"{steps[line[0].split(' ')[0]]['ratio_to_absolute']:.2f}"
+    return table(*lines)
+
+
+def where():
+    """Return what scores in each layer, one for all or one in the first are worth."""
+    heads = ["scores", "validation loss", "seeds (max − min)", "positional parameters"]
+    return table(
+        heads,
+        *(
+            [WHERE[g.label], f"{g.mean:.4f}", f"{len(g.records)} ({g.spread:.4f})",
+             f"{g.records[0]['parameters']['positional']:,}"]
+            for g in encoders("where-wide", "encoder-wide") if g.label in WHERE
+        ),
+    )  # fmt: skip
+
+
+def page(text):
+    """Return the text with every table as its records have it."""
+    for made in (shares, far, rates, encoder, where):
+        marks = rf"(<!-- {made.__name__} -->\n).*?(<!-- end of {made.__name__} -->)"
+        text, found = re.subn(marks, lambda m, made=made: m[1] + made() + m[2], text, flags=re.S)
+        assert found == 1, made.__name__
+    return text
+
+
+if __name__ == "__main__":
+    results = DOCS / "results.md"
+    results.write_text(page(results.read_text()))
