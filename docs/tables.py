@@ -10,9 +10,9 @@ import math
 import re
 from pathlib import Path
 
-from tisa_lab.extrapolation.tables import by_method, mean_loss
-from tisa_lab.extrapolation.tables import markdown as far_tables
-from tisa_lab.pretrain.summary import groups_of, markdown, read_records
+from tisa_lab.extrapolation.report import by_method, mean_loss
+from tisa_lab.extrapolation.report import markdown as far_tables
+from tisa_lab.pretrain.report import groups_of, markdown, read_records
 
 DOCS = Path(__file__).parent
 PRETRAIN = DOCS / "records/2026-11-16-pretrain"

@@ -13,9 +13,9 @@ import argparse
 import json
 from pathlib import Path
 
+from tisa_lab.extrapolation.report import markdown as far_tables
 from tisa_lab.extrapolation.report import together, write
-from tisa_lab.extrapolation.tables import markdown as far_tables
-from tisa_lab.pretrain.summary import (
+from tisa_lab.pretrain.report import (
     gate,
     groups_of,
     lines_of,
@@ -62,7 +62,7 @@ def pretrained(what: str, folder: Path, out: Path | None) -> str:
         )
     text += "\n" + tables_over_time(groups)
     if out is not None:
-        from tisa_lab.pretrain.figures import write_figures
+        from tisa_lab.pretrain.report import write_figures
 
         write_figures(groups, folder, out)
         (out / "tables.md").write_text(text)

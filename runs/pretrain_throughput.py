@@ -18,11 +18,10 @@ from pathlib import Path
 import torch
 import torch._dynamo
 
-from tisa_lab.pretrain.batches import Phase, steps
-from tisa_lab.pretrain.config import PretrainConfig
-from tisa_lab.pretrain.corpus import Prepared
-from tisa_lab.pretrain.model import WithLoss, build, parameter_groups
-from tisa_lab.pretrain.throughput import peak_flops, step_flops
+from tisa_lab.pretrain.batches import steps
+from tisa_lab.pretrain.config import Length, Phase, PretrainConfig
+from tisa_lab.pretrain.corpus import Corpus, PreparedCorpus
+from tisa_lab.pretrain.model import WithLoss, build, parameter_groups, peak_flops, step_flops
 from tisa_lab.record import command_line, surroundings
 
 EACH = 5  # steps in a round
@@ -45,7 +44,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    corpus = Prepared(arguments.data)
+    corpus = PreparedCorpus(arguments.data)
     # All in one process: past eight models of one class dynamo would go on without compiling.
     torch._dynamo.config.recompile_limit = 100
     torch._dynamo.config.fail_on_recompile_limit_hit = True
@@ -55,7 +54,7 @@ def main() -> None:
             position=method, position_options=OPTIONS.get(method, {}), norm=arguments.norm,
             hidden_size=arguments.hidden, num_hidden_layers=arguments.layers,
             num_attention_heads=max(1, arguments.hidden // 64), embedding_size=arguments.embedding,
-            lengths=((arguments.length, 1.0),), batch_tokens=arguments.batch_tokens,
+            lengths=(Length(arguments.length),), batch_tokens=arguments.batch_tokens,
         )  # fmt: skip
         racers[method] = Racer(config, corpus, device)
         for _ in range(4):
@@ -100,7 +99,7 @@ def main() -> None:
 class Racer:
     """One compiled model with its optimiser, and eight steps' batches on the device."""
 
-    def __init__(self, config: PretrainConfig, corpus: Prepared, device: torch.device) -> None:
+    def __init__(self, config: PretrainConfig, corpus: Corpus, device: torch.device) -> None:
         model = build(config, corpus.vocabulary.size)
         self.sizes, self.config, self.device = model.config, config, device
         self.model = WithLoss(model).to(device)

@@ -13,16 +13,15 @@ import accelerate
 import torch
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
-from tisa_lab.pretrain import session
-from tisa_lab.pretrain.config import PretrainConfig
-from tisa_lab.pretrain.corpus import Streamed
-from tisa_lab.pretrain.launching import Settings
-from tisa_lab.pretrain.reading import Source
+from tisa_lab.pretrain import training
+from tisa_lab.pretrain.config import Length, PretrainConfig, RunSettings
+from tisa_lab.pretrain.corpus import StreamedCorpus
+from tisa_lab.pretrain.documents import Source
 from tisa_lab.pretrain.tokenizers import Bytes
 from tisa_lab.pretrain.training import run
 
 
-def sharded(settings, out):
+def sharded(settings, config, out):
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=["Block"], reshard_after_forward=True,
@@ -37,13 +36,13 @@ def sharded(settings, out):
 
 def main(corpus_file, out, position, *, fsdp):
     if fsdp:
-        session.accelerator_for = sharded
-    corpus = Streamed(Source((corpus_file,)), Bytes())
+        training.accelerator_for = sharded
+    corpus = StreamedCorpus(Source((corpus_file,)), Bytes())
     config = PretrainConfig(
         position=position, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-        embedding_size=8, lengths=((32, 1.0),), batch_tokens=256, learning_rate=1e-2, steps=14,
+        embedding_size=8, lengths=(Length(32),), batch_tokens=256, learning_rate=1e-2, steps=14,
     )  # fmt: skip
-    settings = Settings(
+    settings = RunSettings(
         device="cpu", log_every=2, evaluate_every=7, checkpoint_every=4, valid_tokens=600
     )
     stops = itertools.chain([False] * 4, itertools.repeat(True))

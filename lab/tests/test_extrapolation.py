@@ -11,16 +11,13 @@ from torch.nn.functional import cross_entropy
 import command
 from little_corpus import text
 from tisa.transformer import LanguageModel, TransformerConfig
-from tisa_lab.extrapolation import tables
-from tisa_lab.extrapolation.figure import figure
 from tisa_lab.extrapolation.measuring import measured, position_bins
-from tisa_lab.extrapolation.report import together, write
-from tisa_lab.extrapolation.tables import markdown
+from tisa_lab.extrapolation.report import figure, markdown, together, write
+from tisa_lab.extrapolation.report import shown as perplexity
 from tisa_lab.extrapolation.windows import long_documents, windows
-from tisa_lab.pretrain.config import PretrainConfig
-from tisa_lab.pretrain.corpus import Streamed
-from tisa_lab.pretrain.launching import Settings
-from tisa_lab.pretrain.reading import Source
+from tisa_lab.pretrain.config import Length, PretrainConfig, RunSettings
+from tisa_lab.pretrain.corpus import StreamedCorpus
+from tisa_lab.pretrain.documents import Source
 from tisa_lab.pretrain.tokenizers import Bytes
 from tisa_lab.pretrain.training import run
 
@@ -150,15 +147,15 @@ def test_bins_end_with_the_length():
 
 def test_the_command_reads_finished_runs(tmp_path):
     (tmp_path / "corpus.txt").write_text(text(longest=200))
-    corpus = Streamed(Source((str(tmp_path / "corpus.txt"),)), Bytes())
+    corpus = StreamedCorpus(Source((str(tmp_path / "corpus.txt"),)), Bytes())
 
     def train(name, position, **more):
         config = PretrainConfig(**dict(
             objective="causal", position=position, hidden_size=16, num_hidden_layers=1,
-            num_attention_heads=2, embedding_size=8, lengths=((32, 1.0),), batch_tokens=256,
+            num_attention_heads=2, embedding_size=8, lengths=(Length(32),), batch_tokens=256,
             steps=2,
         ) | more)  # fmt: skip
-        run(config, corpus, tmp_path / name, settings=Settings(device="cpu"),
+        run(config, corpus, tmp_path / name, settings=RunSettings(device="cpu"),
             save_tokenizer=Bytes().save)  # fmt: skip
 
     for name in ("tisa", "absolute"):
@@ -181,7 +178,7 @@ def test_the_command_reads_finished_runs(tmp_path):
     for row in twice["runs"][-1]["rows"]:
         row["loss"] += 1.0
     best = record["runs"][0]["rows"][0]["loss"]
-    low, mean, high = (tables.shown(np.exp(best + more)) for more in (0.0, 0.5, 1.0))
+    low, mean, high = (perplexity(np.exp(best + more)) for more in (0.0, 0.5, 1.0))
     assert f"| tisa | {mean} ({low}–{high}) |" in markdown(twice)
     assert "32 (trained)" in table
     assert (tmp_path / "far" / "extrapolation.png").stat().st_size > 20_000
@@ -208,7 +205,7 @@ def test_the_command_reads_finished_runs(tmp_path):
             run_["rows"] = [{"length": 32, "mode": mode, "refused": "why"}]
         assert len(figure(one).axes) == 1
     # What would be taken for seeds of one method is refused.
-    train("longer", "tisa", lengths=((64, 1.0),))
+    train("longer", "tisa", lengths=(Length(64),))
     train("more", "tisa", steps=3)
     for other, message in (
         ("longer", "trained at one length, got 32, 64"),
@@ -225,9 +222,9 @@ def test_the_command_reads_finished_runs(tmp_path):
 def test_mistakes(tmp_path):
     (tmp_path / "corpus.txt").write_text(text())
     for arguments, message in (
-        (["--lengths", "a"], "--lengths"),
-        (["--modes", "none"], "--modes"),
-        (["--stride", "0"], "--stride"),
+        (["--lengths", "a"], "lengths"),
+        (["--modes", "none"], "modes must be"),
+        (["--stride", "0"], "stride must be"),
         ([], "expected the folder of a finished"),
     ):
         shown = command.lab(

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from little_corpus import SMALL, text
-from tisa_lab.pretrain.config import PretrainConfig
-from tisa_lab.pretrain.corpus import Streamed
-from tisa_lab.pretrain.launching import Settings, check_settings, micro_batches
-from tisa_lab.pretrain.reading import Source
+from tisa_lab.pretrain.config import Length, PretrainConfig, RunSettings
+from tisa_lab.pretrain.corpus import StreamedCorpus
+from tisa_lab.pretrain.documents import Source
+from tisa_lab.pretrain.launching import check_settings, micro_batches
 from tisa_lab.pretrain.tokenizers import Bytes
 
 SIZES = dict(
     hidden_size=16, num_hidden_layers=2, num_attention_heads=2, embedding_size=8,
-    lengths=((32, 1.0),), batch_tokens=128, learning_rate=1e-2, steps=10,
+    lengths=(Length(32),), batch_tokens=128, learning_rate=1e-2, steps=10,
 )  # fmt: skip
-SETTINGS = Settings(device="cpu")
+SETTINGS = RunSettings(device="cpu")
 
 
 def test_a_tracker_that_is_not_installed_is_told_before_accelerate_is_there(monkeypatch):
@@ -28,22 +28,22 @@ def test_a_tracker_that_is_not_installed_is_told_before_accelerate_is_there(monk
     monkeypatch.setattr(PartialState, "_shared_state", {})
     monkeypatch.setattr(tracking, "_available_trackers", [])
     with pytest.raises(ValueError, match="mlflow, wandb cannot be used here; install"):
-        check_settings(Settings(report_to=("wandb", "mlflow")))
+        check_settings(RunSettings(report_to=("wandb", "mlflow")))
     with pytest.raises(ValueError, match=r"expected some of all, .*, got nothing"):
-        check_settings(Settings(report_to=("nothing",)))
+        check_settings(RunSettings(report_to=("nothing",)))
 
 
 def test_fewer_documents_than_processes(tmp_path):
     (tmp_path / "corpus.txt").write_text("one document alone " * 40)
-    corpus = Streamed(Source((str(tmp_path / "corpus.txt"),)), Bytes())
+    corpus = StreamedCorpus(Source((str(tmp_path / "corpus.txt"),)), Bytes())
     config = PretrainConfig(**SIZES)
     assert micro_batches(config, corpus, SETTINGS, 1) == 1
     with pytest.raises(ValueError, match=r"as many documents as processes \(2\), got 1"):
         micro_batches(config, corpus, SETTINGS, 2)
     (tmp_path / "more.txt").write_text(text())
-    more = Streamed(Source((str(tmp_path / "more.txt"),)), Bytes())
+    more = StreamedCorpus(Source((str(tmp_path / "more.txt"),)), Bytes())
     # Chunks of a document each: the others count too.
-    chunks = Streamed(Source((str(tmp_path / "more.txt"),)), Bytes(), chunk_tokens=1)
+    chunks = StreamedCorpus(Source((str(tmp_path / "more.txt"),)), Bytes(), chunk_tokens=1)
     assert micro_batches(config, chunks, SETTINGS, 4) == 1
     with pytest.raises(ValueError, match="for 3 processes alike, got 4 rows"):
         micro_batches(config, more, SETTINGS, 3)
@@ -75,12 +75,12 @@ def command(*arguments):
         (["--data", "CORPUS", "--objective", "both"], "objective must be"),
         (["--data", "CORPUS", "--dataset", "x"], "and not both"),
         (["--data", "CORPUS", "--valid", "none.txt"], "none.txt: expected"),
-        (["--data", "CORPUS", "--device", "cuda"], "expected a GPU"),
+        (["--data", "CORPUS", "--device", "cuda"], "device must be one that this machine has"),
         (["--data", "CORPUS", "--report-to", "nothing"], "nothing"),
         (["--data", "CORPUS", "--scores-learning-rate", "-1"], "must be at least 0, got -1"),
         (["--data", "CORPUS", "--weight-decay", "-0.1"], "weight_decay must be at least 0"),
         (["--data", "CORPUS", "--hidden", "15"], "multiple of num_attention_heads"),
-        ([], "expected files, a prepared folder or --dataset"),
+        ([], "expected files, a prepared folder or a dataset"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_trained(tmp_path, arguments, message):
@@ -93,7 +93,7 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path, arguments, messa
         assert shown.exit_code != 0
         assert message in said
     assert not list((tmp_path / "run").glob("checkpoints/*"))
-    with pytest.raises(ValueError, match="--out"):
+    with pytest.raises(ValueError, match="out"):
         raise command(*SMALL, "--data", tmp_path / "corpus.txt")[0].exception
 
 

@@ -14,15 +14,16 @@ from tisa_lab.pretrain.batches import (
     ALONE,
     BEGINNING,
     NO_LABEL,
-    Phase,
+    Rows,
     Share,
     masked,
+    shuffled,
     steps,
+    uniform,
 )
-from tisa_lab.pretrain.corpus import Place, Prepared, Streamed, prepare
-from tisa_lab.pretrain.keyed import shuffled, uniform
-from tisa_lab.pretrain.reading import Source, check, documents
-from tisa_lab.pretrain.rows import Rows
+from tisa_lab.pretrain.config import Phase
+from tisa_lab.pretrain.corpus import Place, PreparedCorpus, StreamedCorpus, prepare
+from tisa_lab.pretrain.documents import Source, check, documents
 from tisa_lab.pretrain.tokenizers import Bytes, prepared, tokenizer_of
 
 DOCUMENTS = ["first document\nof two lines", "second", "third é"]
@@ -157,8 +158,8 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
 def test_prepared_and_streamed_have_the_same_documents(corpus_file, tmp_path):
     source = Source((str(corpus_file),))
     made = prepare(source, Bytes(), tmp_path / "prepared")
-    again = Prepared(tmp_path / "prepared", chunk_tokens=200)
-    streamed = Streamed(source, Bytes(), chunk_tokens=200)
+    again = PreparedCorpus(tmp_path / "prepared", chunk_tokens=200)
+    streamed = StreamedCorpus(source, Bytes(), chunk_tokens=200)
     pairs = itertools.islice(zip(again.chunks(Place()), streamed.chunks(Place()), strict=True), 14)
     for one, other in pairs:
         assert np.array_equal(one.tokens, other.tokens)
@@ -173,13 +174,13 @@ def test_prepared_and_streamed_have_the_same_documents(corpus_file, tmp_path):
         prepare(source, Bytes(), tmp_path / "prepared")
     (tmp_path / "prepared" / "tokens.bin").write_bytes(b"xx")
     with pytest.raises(ValueError, match="prepare it again"):
-        Prepared(tmp_path / "prepared")
+        PreparedCorpus(tmp_path / "prepared")
 
 
 @pytest.mark.parametrize("objective", ["mlm", "causal"])
 @pytest.mark.parametrize("length", [4, 5, 16, 64])
 def test_rows_hold_every_token_once_and_nothing_twice(corpus_file, objective, length):
-    corpus = Streamed(Source((str(corpus_file),)), Bytes(), chunk_tokens=10**6)
+    corpus = StreamedCorpus(Source((str(corpus_file),)), Bytes(), chunk_tokens=10**6)
     chunk = next(corpus.chunks(Place()))
     special = Bytes.vocabulary.specials
     rows = Rows(chunk, length, objective, special, seed=0)
@@ -248,7 +249,7 @@ def test_keyed_numbers_are_uniform():
 
 @pytest.mark.parametrize("objective", ["mlm", "causal"])
 def test_shares_of_a_step_are_the_step(corpus_file, objective):
-    corpus = Streamed(Source((str(corpus_file),)), Bytes(), chunk_tokens=400)
+    corpus = StreamedCorpus(Source((str(corpus_file),)), Bytes(), chunk_tokens=400)
     phases = [Phase(0, 3, 16), Phase(3, 5, 32)]
 
     def read(share=ALONE, start=0, reading=BEGINNING):
@@ -279,7 +280,7 @@ def test_shares_of_a_step_are_the_step(corpus_file, objective):
 
 
 def test_labels_of_a_causal_model_are_the_next_token_of_the_same_piece(corpus_file):
-    corpus = Streamed(Source((str(corpus_file),)), Bytes())
+    corpus = StreamedCorpus(Source((str(corpus_file),)), Bytes())
     (step,) = steps(
         corpus, [Phase(0, 1, 64)], batch_tokens=256, objective="causal", mask_share=0.15, seed=0
     )

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from little_corpus import ROOT, SMALL, environment, text
-from tisa_lab.pretrain.figures import write_figures
-from tisa_lab.pretrain.summary import (
+from tisa_lab.pretrain.report import (
     gate,
     groups_of,
     label_of,
@@ -18,6 +17,7 @@ from tisa_lab.pretrain.summary import (
     markdown,
     read_records,
     tables_over_time,
+    write_figures,
 )
 
 CONFIG = {

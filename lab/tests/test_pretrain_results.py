@@ -4,9 +4,9 @@ import importlib.util
 import json
 from pathlib import Path
 
-from tisa_lab.extrapolation.tables import markdown as far_tables
-from tisa_lab.extrapolation.tables import mean_loss
-from tisa_lab.pretrain.summary import gate, groups_of, label_of, read_records
+from tisa_lab.extrapolation.report import markdown as far_tables
+from tisa_lab.extrapolation.report import mean_loss
+from tisa_lab.pretrain.report import gate, groups_of, label_of, read_records
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "docs/records/2026-11-16-pretrain"

@@ -11,25 +11,26 @@ import torch
 from little_corpus import text
 from tisa.transformer import load
 from tisa_lab.pretrain import checkpoints, training
-from tisa_lab.pretrain.batches import Phase, steps
-from tisa_lab.pretrain.config import PretrainConfig
-from tisa_lab.pretrain.corpus import Streamed
-from tisa_lab.pretrain.evaluation import validation_batches
-from tisa_lab.pretrain.launching import Settings
-from tisa_lab.pretrain.loading import ahead
-from tisa_lab.pretrain.loop import Loop
-from tisa_lab.pretrain.model import build, parameter_groups
-from tisa_lab.pretrain.observing import block_contrast, curves, observed
-from tisa_lab.pretrain.reading import Source
-from tisa_lab.pretrain.throughput import step_flops
+from tisa_lab.pretrain.batches import ahead, steps, validation_batches
+from tisa_lab.pretrain.config import Length, Phase, PretrainConfig, RunSettings
+from tisa_lab.pretrain.corpus import StreamedCorpus
+from tisa_lab.pretrain.documents import Source
+from tisa_lab.pretrain.model import (
+    block_contrast,
+    build,
+    curves,
+    observed,
+    parameter_groups,
+    step_flops,
+)
 from tisa_lab.pretrain.tokenizers import Bytes
-from tisa_lab.pretrain.training import run
+from tisa_lab.pretrain.training import Training, run
 
 SIZES = dict(
     hidden_size=16, num_hidden_layers=2, num_attention_heads=2, embedding_size=8,
-    lengths=((32, 1.0),), batch_tokens=128, learning_rate=1e-2, steps=10,
+    lengths=(Length(32),), batch_tokens=128, learning_rate=1e-2, steps=10,
 )  # fmt: skip
-SETTINGS = Settings(
+SETTINGS = RunSettings(
     device="cpu", log_every=2, evaluate_every=6, checkpoint_every=4, valid_tokens=600
 )
 
@@ -37,7 +38,7 @@ SETTINGS = Settings(
 @pytest.fixture
 def corpus(tmp_path):
     (tmp_path / "corpus.txt").write_text(text())
-    return Streamed(Source((str(tmp_path / "corpus.txt"),)), Bytes(), chunk_tokens=900)
+    return StreamedCorpus(Source((str(tmp_path / "corpus.txt"),)), Bytes(), chunk_tokens=900)
 
 
 def losses_of(out):
@@ -61,18 +62,18 @@ def test_a_run_learns_and_goes_on_to_the_bit(corpus, tmp_path, objective):
         run(config, corpus, out, valid=corpus, settings=SETTINGS, stop=lambda: next(stops)) is None
     )
     assert checkpoints.latest(out).name == "step-00000005"
-    soon = Settings(**vars(SETTINGS) | {"max_seconds": 1e-9})
+    soon = RunSettings(**vars(SETTINGS) | {"max_seconds": 1e-9})
     assert run(config, corpus, out, valid=corpus, settings=soon) is None
     assert checkpoints.latest(out).name == "step-00000006"
-    take = Loop.take
+    take = Training.take
     with pytest.MonkeyPatch.context() as patched:
 
-        def break_at_10(loop, step, number, length):
+        def break_at_10(self, step, number, length):
             if number == 10:
                 raise KeyboardInterrupt
-            take(loop, step, number, length)
+            take(self, step, number, length)
 
-        patched.setattr(Loop, "take", break_at_10)
+        patched.setattr(Training, "take", break_at_10)
         with pytest.raises(KeyboardInterrupt):
             run(config, corpus, out, valid=corpus, settings=SETTINGS)
     again = run(config, corpus, out, valid=corpus, settings=SETTINGS)
@@ -92,7 +93,7 @@ def test_micro_batches_change_nothing(corpus, tmp_path):
         config,
         corpus,
         tmp_path / "four",
-        settings=Settings(**vars(SETTINGS) | {"micro_tokens": 32}),
+        settings=RunSettings(**vars(SETTINGS) | {"micro_tokens": 32}),
     )
     np.testing.assert_allclose(
         losses_of(tmp_path / "one"), losses_of(tmp_path / "four"), atol=1e-5, rtol=0
@@ -103,17 +104,17 @@ def test_a_checkpoint_interrupted_while_writing_is_never_loaded(corpus, tmp_path
     config = PretrainConfig(**SIZES)
     run(config, corpus, tmp_path / "whole", settings=SETTINGS)
     out = tmp_path / "torn"
-    finish = checkpoints.finish
+    finish = checkpoints.finish_folder
 
-    def killed(unfinished, place):
+    def killed(unfinished, place, **more):
         if place.name == "step-00000008":
             # All is written but its name; half of the weights are lost.
             weights = unfinished / "model.safetensors"
             weights.write_bytes(weights.read_bytes()[:100])
             raise KeyboardInterrupt
-        finish(unfinished, place)
+        finish(unfinished, place, **more)
 
-    monkeypatch.setattr(checkpoints, "finish", killed)
+    monkeypatch.setattr(checkpoints, "finish_folder", killed)
     with pytest.raises(KeyboardInterrupt):
         run(config, corpus, out, settings=SETTINGS)
     assert (out / "checkpoints" / ".step-00000008.unfinished" / "model.safetensors").exists()
@@ -161,7 +162,7 @@ def test_trackers_are_told_the_config_and_the_losses(corpus, tmp_path, monkeypat
 
     monkeypatch.setattr(tracking, "_available_trackers", [LoggerType.WANDB])
     monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "wandb", Tracker)
-    settings = Settings(**vars(SETTINGS) | {"report_to": ("wandb",), "log_every": 5})
+    settings = RunSettings(**vars(SETTINGS) | {"report_to": ("wandb",), "log_every": 5})
     run(PretrainConfig(**SIZES), corpus, tmp_path / "run", valid=corpus, settings=settings)
     assert told[:3] == ["tisa-pretrain", "tisa", (0, "validation_loss")]
     assert [line[:2] for line in told[3:]] == [
@@ -171,13 +172,18 @@ def test_trackers_are_told_the_config_and_the_losses(corpus, tmp_path, monkeypat
 
 def test_bert_schedule_and_the_table_of_positions(tmp_path):
     (tmp_path / "corpus.txt").write_text(text(longest=400))
-    corpus = Streamed(Source((str(tmp_path / "corpus.txt"),)), Bytes())
+    corpus = StreamedCorpus(Source((str(tmp_path / "corpus.txt"),)), Bytes())
     config = PretrainConfig(
         **SIZES
-        | dict(position="absolute", lengths=((64, 0.75), (256, 0.25)), steps=8, batch_tokens=512)
+        | dict(
+            position="absolute",
+            lengths=(Length(64, 0.75), Length(256, 0.25)),
+            steps=8,
+            batch_tokens=512,
+        )
     )
     assert [(p.first, p.end, p.length) for p in config.phases()] == [(0, 6, 64), (6, 8, 256)]
-    settings = Settings(**vars(SETTINGS) | {"evaluate_every": 4})
+    settings = RunSettings(**vars(SETTINGS) | {"evaluate_every": 4})
     record = run(config, corpus, tmp_path / "run", settings=settings)
     table = np.load(tmp_path / "run" / "table.npy")
     assert table.shape == (256, 8)
@@ -280,24 +286,24 @@ def test_validation_is_the_same_for_any_number_of_processes(corpus):
 )
 def test_the_folder_of_another_run_is_refused(corpus, tmp_path, change, message):
     config = PretrainConfig(**SIZES)
-    training.write_identity(tmp_path, training.identity_of(config, corpus, None, SETTINGS))
+    checkpoints.write_run(tmp_path, training.identity_of(config, corpus, None, SETTINGS))
     with pytest.raises(ValueError, match=message):
         run(PretrainConfig(**SIZES | change), corpus, tmp_path, settings=SETTINGS)
     (tmp_path / "other.txt").write_text(text(seed=2))
-    other = Streamed(Source((str(tmp_path / "other.txt"),)), Bytes())
+    other = StreamedCorpus(Source((str(tmp_path / "other.txt"),)), Bytes())
     with pytest.raises(ValueError, match="another corpus"):
         run(config, other, tmp_path, settings=SETTINGS)
     with pytest.raises(ValueError, match="another validation"):
         run(config, corpus, tmp_path, valid=corpus, settings=SETTINGS)
     with pytest.raises(ValueError, match="another precision"):
-        run(config, corpus, tmp_path, settings=Settings(**vars(SETTINGS) | {"bf16": True}))
+        run(config, corpus, tmp_path, settings=RunSettings(**vars(SETTINGS) | {"bf16": True}))
 
 
 def test_a_corpus_is_known_by_what_is_in_it(tmp_path):
     def fingerprint(folder, content, **source):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "corpus.txt").write_text(content)
-        return Streamed(
+        return StreamedCorpus(
             Source((str(tmp_path / folder / "corpus.txt"),), **source), Bytes()
         ).fingerprint
 
@@ -312,7 +318,7 @@ def test_a_run_takes_nothing_over_from_the_one_before(corpus, tmp_path):
     config = PretrainConfig(**SIZES)
     for name, bf16 in (("plain", False), ("half", True), ("again", False)):
         record = run(
-            config, corpus, tmp_path / name, settings=Settings(**vars(SETTINGS) | {"bf16": bf16})
+            config, corpus, tmp_path / name, settings=RunSettings(**vars(SETTINGS) | {"bf16": bf16})
         )
         assert record["precision"] == ("bf16" if bf16 else "no")
     plain, half, again = (losses_of(tmp_path / name) for name in ("plain", "half", "again"))
@@ -350,7 +356,7 @@ def test_a_signal_to_all_processes_leaves_the_steps_to_the_trainer(corpus):
 @pytest.mark.unchecked
 def test_a_compiled_run_goes_on(corpus, tmp_path):
     config = PretrainConfig(**SIZES)
-    settings = Settings(**vars(SETTINGS) | {"compile": True})
+    settings = RunSettings(**vars(SETTINGS) | {"compile": True})
     run(config, corpus, tmp_path / "plain", settings=SETTINGS)
     torch._dynamo.utils.counters.clear()
     stops = iter([False] * 4 + [True])
@@ -365,7 +371,7 @@ def test_a_compiled_run_goes_on(corpus, tmp_path):
 @pytest.mark.full
 @pytest.mark.unchecked
 def test_earlier_runs_in_this_process_do_not_keep_one_from_being_compiled(corpus, tmp_path):
-    settings = Settings(**vars(SETTINGS) | {"compile": True})
+    settings = RunSettings(**vars(SETTINGS) | {"compile": True})
     # What one run needs: its first shape, then any.
     with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
         for method in ("none", "absolute", "rotary"):

@@ -109,23 +109,17 @@ def command(
         as_json: Print the record.
         dry_run: Check everything, print the plan, train nothing.
     """
-    from tisa_lab.pretrain.config import PretrainConfig
-    from tisa_lab.pretrain.launching import Settings, check_settings, is_first_process
-    from tisa_lab.pretrain.live import Bar, Silent, view_for
-    from tisa_lab.pretrain.opening import opened, prepared_by
-    from tisa_lab.pretrain.plan import plan
-    from tisa_lab.pretrain.training import (
-        check_corpora,
-        check_identity,
-        identity_of,
-        run,
-    )
+    from tisa_lab.pretrain.checkpoints import check_run
+    from tisa_lab.pretrain.config import PretrainConfig, RunSettings
+    from tisa_lab.pretrain.corpus import CorpusNames
+    from tisa_lab.pretrain.launching import check_corpora, check_settings, is_first_process, plan
+    from tisa_lab.pretrain.training import identity_of, run
     from tisa_lab.record import command_line
+    from tisa_lab.view import view_for
 
+    names = CorpusNames(data or [], dataset, tokenizer, split, text_column)  # type: ignore[arg-type]
     if prepare is not None:
-        made = prepared_by(
-            data or [], dataset, tokenizer, split, text_column, prepare, min_tokens, max_tokens
-        )
+        made = names.prepare(prepare, min_tokens=min_tokens, max_tokens=max_tokens)
         count, tokens = len(made.ends), int(made.ends[-1])
         found = {"documents": count, "tokens": tokens, "folder": str(prepare)}
         line = f"{count:,} documents, {tokens:,} tokens in {prepare}"
@@ -136,45 +130,34 @@ def command(
     config = PretrainConfig(
         objective=objective, position=position, position_options=_options(position_options),  # type: ignore[arg-type]
         hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        embedding_size=embedding, share_layers=share_layers, norm=norm, dropout=dropout,
+        embedding_size=embedding, share_layers=share_layers, norm=norm, dropout=dropout,  # type: ignore[arg-type]
         max_position_embeddings=max_length, lengths=_lengths(lengths), steps=steps,
         batch_tokens=batch_tokens, learning_rate=learning_rate,
         scores_learning_rate=scores_learning_rate, warmup=warmup, weight_decay=weight_decay,
         mask_share=mask_share, seed=seed,
     )  # fmt: skip
-    settings = Settings(
-        micro_tokens=micro_tokens, device=device, bf16=bf16, compile=compile_,
+    settings = RunSettings(
+        micro_tokens=micro_tokens, device=device, bf16=bf16, compile=compile_,  # type: ignore[arg-type]
         compile_mode=compile_mode, report_to=tuple(p for p in report_to.split(",") if p),
         log_every=log_every, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every,
         valid_tokens=valid_tokens, max_seconds=max_seconds, peak_flops=peak_flops,
     )  # fmt: skip
-    corpus, save_tokenizer = opened(data or [], dataset, tokenizer, split, text_column)
-    held_out = None
-    if valid is not None:
-        cut_with = tokenizer
-        if tokenizer is None and data and Path(data[0]).is_dir() and not Path(valid).is_dir():
-            # Text beside a prepared corpus is cut with that corpus's own.
-            cut_with = str(Path(data[0]) / "tokenizer")
-        held_out, _ = opened([valid], None, cut_with, split, text_column)
+    corpus, save_tokenizer = names.open()
+    held_out = None if valid is None else names.beside(valid)
     check_settings(settings)
     check_corpora(config, corpus, held_out)
     if dry_run:
-        check_identity(out, identity_of(config, corpus, held_out, settings))
+        check_run(out, identity_of(config, corpus, held_out, settings))
         lines = plan(config, corpus, settings)
         print(json.dumps(lines, ensure_ascii=False) if as_json else "\n".join(lines))
         return
     first = is_first_process(settings)
-    view: Any = view_for(steps) if first else Silent()
-    with _Stopping() as stopping:
-        try:
-            record = run(
-                config, corpus, out, valid=held_out, settings=settings, view=view,
-                command=command_line(), stop=stopping,
-                save_tokenizer=save_tokenizer,
-            )  # fmt: skip
-        finally:
-            if isinstance(view, Bar):
-                view.close()
+    with _Stopping() as stopping, view_for(shown=first) as view:
+        record = run(
+            config, corpus, out, valid=held_out, settings=settings, view=view,
+            command=command_line(), stop=stopping,
+            save_tokenizer=save_tokenizer,
+        )  # fmt: skip
     if record is None and stopping.asked == signal.SIGINT:
         raise SystemExit(130)
     if as_json and record is not None and first:
@@ -216,12 +199,14 @@ def _options(text: str) -> dict[str, Any]:
     return found
 
 
-def _lengths(text: str) -> tuple[tuple[int, float], ...]:
+def _lengths(text: str) -> Any:
+    from tisa_lab.pretrain.config import Length
+
     try:
         pairs = [part.split(":") for part in text.split(",")]
         if len(pairs) == 1 and len(pairs[0]) == 1:
-            return ((int(pairs[0][0]), 1.0),)
-        return tuple((int(length), float(share)) for length, share in pairs)
+            return (Length(int(pairs[0][0])),)
+        return tuple(Length(int(length), float(share)) for length, share in pairs)
     except ValueError:
         raise ValueError(
             f"--lengths: expected 512, or lengths and shares as in 128:0.9,512:0.1, got {text!r}"

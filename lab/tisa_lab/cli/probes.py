@@ -32,45 +32,30 @@ def command(
         device: cpu or cuda.
         as_json: Print the record.
     """
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    from tisa.cli.device import checked
-    from tisa.positions import METHODS
-    from tisa_lab.criteria.figure import require_matplotlib
-    from tisa_lab.probes.figure import figure
-    from tisa_lab.probes.race import RACERS, ProbeConfig, names_of, race
-    from tisa_lab.probes.tables import markdown
+    from tisa.packages import needed
+    from tisa_lab.probes.race import RACERS, ProbeConfig, race
+    from tisa_lab.probes.report import markdown, write
     from tisa_lab.probes.tasks import TASKS
     from tisa_lab.record import command_line
+    from tisa_lab.view import view_for
 
-    checked(device)
     config = ProbeConfig(length=length, steps=steps, seed=seed)
-    chosen = names_of(methods, METHODS, "--methods", RACERS)
-    asked = names_of(tasks, TASKS, "--tasks", tuple(TASKS))
+    chosen = RACERS if methods is None else _names(methods)
+    asked = tuple(TASKS) if tasks is None else _names(tasks)
     if out is not None:
         # Before the minutes of training, not after them.
-        require_matplotlib()
+        needed("matplotlib", "figures", "tisa-lab")
         out.mkdir(parents=True, exist_ok=True)
-    columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(),
-               TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task_bar = bar.add_task("", total=len(chosen) * len(asked), completed=-1)
+    with view_for() as view:
+        view.begin(len(chosen) * len(asked), -1, unit="models")
         record = race(
             config, chosen, asked, device=device, command=command_line(),
-            progress=lambda method, task: bar.update(
-                task_bar, advance=1, description=f"{task}: {method}"
-            ),
+            progress=lambda method, task: view.step(view.done + 1, f"{task}: {method}"),
         )  # fmt: skip
     if out is not None:
-        text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-        (out / "probes.json").write_text(text, encoding="utf-8")
-        (out / "probes.md").write_text(markdown(record), encoding="utf-8")
-        figure(record).savefig(out / "probes.png", dpi=130)
+        write(record, out)
     print(json.dumps(record, ensure_ascii=False) if as_json else markdown(record))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -17,16 +17,99 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import cross_entropy
 
+from tisa.devices import device_named
 from tisa.transformer import LanguageModel, load
-from tisa_lab.extrapolation.windows import Mode, Window, windows
-from tisa_lab.pretrain.corpus import Corpus
-from tisa_lab.pretrain.keyed import uniform
-from tisa_lab.pretrain.outcome import MODEL, RECORD
-from tisa_lab.pretrain.tokenizers import Vocabulary, tokenizer_of
-from tisa_lab.pretrain.training import RUN
+from tisa_lab.extrapolation.windows import Mode, Window, long_documents, windows
+from tisa_lab.pretrain.batches import uniform
+from tisa_lab.pretrain.checkpoints import MODEL, RECORD, RUN
+from tisa_lab.pretrain.corpus import Corpus, CorpusNames, head
+from tisa_lab.pretrain.documents import Split
+from tisa_lab.pretrain.report import label_of
+from tisa_lab.pretrain.tokenizers import Vocabulary
+from tisa_lab.record import surroundings
 
 Documents = list[npt.NDArray[np.unsignedinteger]]
 SEED, MASK_SHARE, LOGITS_AT_ONCE = 20210601, 0.15, 4096
+
+
+def extrapolated(
+    runs: list[Path],
+    *,
+    data: str,
+    lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192),
+    modes: tuple[Mode, ...] = ("whole", "sliding"),
+    stride: int = 256,
+    max_tokens: int | None = None,
+    batch_tokens: int = 32768,
+    split: Split = "blank",
+    text_column: str = "text",
+    bf16: bool = False,
+    device: str | None = None,
+    command: str = "",
+    progress: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Return the record: the loss of finished runs by length and by position.
+
+    On whole documents that fill the longest window; every token counts once at every length.
+
+    Args:
+        runs: Folders of finished `tisa-lab pretrain` runs.
+        data: Documents: a text file, or a prepared folder.
+        lengths: Tokens in a window.
+        modes: whole (no overlap), sliding.
+        stride: Tokens from one sliding window to the next.
+        max_tokens: Enough tokens to measure on.
+        batch_tokens: Tokens read at once.
+        split: What ends a document in a text file: a blank line, any line, the file.
+        text_column: Of Parquet files.
+        bf16: bfloat16 products.
+        device: By default a GPU where there is one.
+        command: For the record.
+        progress: Told a line for each length and mode.
+    """
+    # Each once: rows of a mode that was measured twice would be taken for seeds.
+    lengths, modes = tuple(sorted(set(lengths))), tuple(dict.fromkeys(modes))
+    if not lengths or lengths[0] < 3:
+        raise ValueError(f"lengths must be whole numbers from 3 on, got {lengths}")
+    if not modes or not set(modes) <= {"whole", "sliding"}:
+        raise ValueError(f"modes must be whole and sliding, got {modes}")
+    if stride < 1:
+        raise ValueError(f"stride must be at least 1, got {stride}")
+    place = device_named(device)
+    # What is wrong with any of them is said before the first is measured.
+    loaded = [run_folder(folder) for folder in runs]
+    tokenizer = None if Path(data).is_dir() else str(runs[0] / MODEL)
+    names = CorpusNames([data], tokenizer=tokenizer, split=split, text_column=text_column)
+    corpus, _ = names.open()
+    objective, trained_at = _alike(runs, loaded, corpus)
+    documents = long_documents(
+        head(corpus, 10**12), lengths[-1], max_tokens, is_causal=objective == "causal"
+    )
+    record: dict[str, Any] = {
+        "kind": "extrapolation",
+        "trained_at": trained_at,
+        "objective": objective,
+        "stride": stride,
+        "documents": len(documents),
+        "tokens": sum(len(document) for document in documents),
+        "runs": [],
+        "surroundings": surroundings(command, place),
+    }
+    for folder, (model, config, _) in zip(runs, loaded, strict=True):
+        label = label_of(config)
+
+        def tell(line: str, label: str = label) -> None:
+            progress(f"{label}: {line}")
+
+        rows = measured(
+            model.to(place), documents, corpus.vocabulary, list(lengths), stride=stride,
+            modes=modes, batch_tokens=batch_tokens, bf16=bf16, progress=tell,
+        )  # fmt: skip
+        model.cpu()
+        record["runs"].append(
+            {"label": label, "folder": folder.name, "seed": config["seed"], "rows": rows}
+        )
+    return record
 
 
 def run_folder(folder: Path) -> tuple[LanguageModel, dict[str, Any], str]:
@@ -35,27 +118,48 @@ def run_folder(folder: Path) -> tuple[LanguageModel, dict[str, Any], str]:
         raise FileNotFoundError(
             f"{folder}: expected the folder of a finished `tisa-lab pretrain`, got no {RECORD}"
         )
-    config = json.loads((folder / RECORD).read_text())["config"]
+    record = json.loads((folder / RECORD).read_text())
+    if "diverged" in record:
+        raise ValueError(
+            f"{folder}: expected a trained model, got a run whose loss became no number at step "
+            f"{record['diverged']['step']:,}; leave it out"
+        )
     model = load(folder / MODEL)
     if not isinstance(model, LanguageModel):
         raise ValueError(f"{folder / MODEL}: expected a language model, got a transformer alone")
-    return model, config, json.loads((folder / RUN).read_text())["tokenizer"]
+    return model, record["config"], json.loads((folder / RUN).read_text())["tokenizer"]
 
 
-def check_vocabulary(folder: Path, fingerprint: str, corpus: Corpus) -> None:
-    """Refuse a corpus of another tokenizer than the model's."""
-    if corpus.vocabulary.fingerprint != fingerprint:
+def _alike(
+    runs: list[Path], loaded: list[tuple[LanguageModel, dict[str, Any], str]], corpus: Corpus
+) -> tuple[str, int]:
+    """Return the objective and the training length of all runs; refuse what is not comparable."""
+    own = corpus.vocabulary
+    for folder, (_, _, fingerprint) in zip(runs, loaded, strict=True):
+        if own.fingerprint != fingerprint:
+            raise ValueError(
+                f"{folder} was trained with the tokenizer {fingerprint}, the documents were cut "
+                f"with {own.name!r} ({own.fingerprint}); give them as text, or prepare them with "
+                "the model's"
+            )
+    objectives = {config["objective"] for _, config, _ in loaded}
+    if len(objectives) > 1:
+        raise ValueError("runs: expected masked or causal language models, got both")
+    trained_at = {max(length for length, _ in config["lengths"]) for _, config, _ in loaded}
+    if len(trained_at) > 1:
         raise ValueError(
-            f"{folder} was trained with the tokenizer {fingerprint}, the documents were cut with "
-            f"{corpus.vocabulary.name!r} ({corpus.vocabulary.fingerprint}); give them as text, or "
-            "prepare them with the model's"
+            "runs: expected models trained at one length, got "
+            f"{', '.join(map(str, sorted(trained_at)))}; measure each length on its own"
         )
-
-
-def own_tokenizer(folder: Path) -> str:
-    """Return the name of the tokenizer that lies beside a run's model."""
-    tokenizer_of(str(folder / MODEL))
-    return str(folder / MODEL)
+    seen: dict[tuple[str, int], Path] = {}
+    for folder, (_, config, _) in zip(runs, loaded, strict=True):
+        other = seen.setdefault((label_of(config), config["seed"]), folder)
+        if other != folder:
+            raise ValueError(
+                f"runs: {other} and {folder} are of the same method and seed, and would be "
+                "averaged as if they were seeds; measure each on its own"
+            )
+    return objectives.pop(), trained_at.pop()
 
 
 def measured(

@@ -1,19 +1,21 @@
-"""A record of `tisa-lab extrapolate` as files; several records as one."""
+"""A record of `tisa-lab extrapolate` as tables, a figure and files; several records as one."""
 
 import json
+import math
+import statistics
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tisa_lab.extrapolation.figure import figure
-from tisa_lab.extrapolation.tables import markdown
+from tisa.packages import needed
+from tisa.store import write_text
 
 
 def write(record: dict[str, Any], out: Path) -> None:
     """Write the record, its tables and its figure into a folder."""
     text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
-    (out / "extrapolation.json").write_text(text, encoding="utf-8")
-    (out / "extrapolation.md").write_text(markdown(record), encoding="utf-8")
+    write_text(out / "extrapolation.json", text)
+    write_text(out / "extrapolation.md", markdown(record))
     figure(record).savefig(out / "extrapolation.png", dpi=130)
 
 
@@ -43,3 +45,152 @@ def together(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _rows(record: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for run in record["runs"] for row in run["rows"]]
+
+
+def by_method(record: dict[str, Any], mode: str) -> dict[str, dict[int, list[dict[str, Any]]]]:
+    """Return method → length → the rows of its seeds."""
+    found: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for run in record["runs"]:
+        lengths = found.setdefault(run["label"], {})
+        for row in run["rows"]:
+            if row["mode"] == mode:
+                lengths.setdefault(row["length"], []).append(row)
+    return found
+
+
+def mean_loss(rows: list[dict[str, Any]]) -> float | None:
+    """Return the mean loss over seeds, None where a run was refused or has no number."""
+    losses = [row["loss"] for row in rows if row.get("loss") is not None]
+    return statistics.fmean(losses) if len(losses) == len(rows) and losses else None
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """Return both modes as tables, perplexities with their ratio to the training length."""
+    lines = []
+    for mode, title in (("whole", "Without overlap"), ("sliding", "Sliding windows")):
+        rows = by_method(record, mode)
+        lengths = sorted({length for method in rows.values() for length in method})
+        if not lengths:
+            continue
+        trained = record["trained_at"]
+        lines += [f"## {title}: perplexity", ""]
+        heads = [f"{length:,}" + (" (trained)" if length == trained else "") for length in lengths]
+        lines += ["| method | " + " | ".join(heads) + " | longest ÷ trained |"]
+        lines += ["|---" * (len(lengths) + 2) + "|"]
+        for name, method in rows.items():
+            cells = [_cell(method.get(length, [])) for length in lengths]
+            first = mean_loss(method.get(trained, []))
+            last = mean_loss(method.get(lengths[-1], []))
+            ratio = "–" if first is None or last is None else shown(math.exp(last - first))
+            lines.append(f"| {name} | " + " | ".join(cells) + f" | {ratio} |")
+        lines.append("")
+    refused = {
+        f"- {run['label']} at {row['length']:,}: {row['refused']}"
+        for run in record["runs"]
+        for row in run["rows"]
+        if "refused" in row
+    }
+    return "\n".join([*lines, *sorted(refused)]) + "\n"
+
+
+def _cell(rows: list[dict[str, Any]]) -> str:
+    """Return the perplexity of the mean loss; of several seeds also the best and the worst."""
+    mean = mean_loss(rows)
+    if mean is None:
+        return "nan" if any("loss" in row for row in rows) else "–"
+    each = [shown(math.exp(min(row["loss"], 700))) for row in sorted(rows, key=lambda r: r["loss"])]
+    return shown(math.exp(min(mean, 700))) + (f" ({each[0]}–{each[-1]})" if len(each) > 1 else "")
+
+
+def shown(value: float) -> str:
+    """Return a perplexity or a ratio with three or four digits."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
+def figure(record: dict[str, Any]) -> Any:
+    """Return the figure: without overlap, sliding, and by position in the longest window.
+
+    Only panels that have something to show: not all modes may have been measured.
+    """
+    figures = needed("matplotlib.figure", "figures", "tisa-lab")
+    read = {
+        mode: any(
+            mean_loss(rows) is not None
+            for lengths in by_method(record, mode).values()
+            for rows in lengths.values()
+        )
+        for mode in ("whole", "sliding")
+    }
+    panels = [mode for mode in read if read[mode]]
+    count = max(1, len(panels) + read["whole"])
+    made = figures.Figure(figsize=(1.5 + 4 * count, 4.6), layout="constrained")
+    axes = made.subplots(1, count, squeeze=False)[0]
+    names = sorted({run["label"] for run in record["runs"]})
+    from matplotlib import colormaps
+
+    # tab20 is pairs of a dark colour and a light one: the dark ones first.
+    colours = {
+        name: colormaps["tab20"](2 * number % 20 + number // 10 % 2)
+        for number, name in enumerate(names)
+    }
+    trained = record["trained_at"]
+    best = math.inf
+    titles = {
+        "whole": "windows without overlap",
+        "sliding": f"sliding windows (stride {record['stride']})",
+    }
+    for axis, mode in zip(axes, panels, strict=False):
+        for name, lengths in by_method(record, mode).items():
+            points = [(length, mean_loss(rows)) for length, rows in sorted(lengths.items())]
+            drawn = [
+                (length, math.exp(min(loss, 30))) for length, loss in points if loss is not None
+            ]
+            if drawn:
+                best = min(best, *(value for _, value in drawn))
+                axis.plot(*zip(*drawn, strict=True), marker="o", markersize=3.5, linewidth=1.4,
+                          color=colours[name], label=name)  # fmt: skip
+        axis.set_title(titles[mode], fontsize=10)
+        axis.set_xlabel("tokens in a window")
+    if read["whole"]:
+        _by_position(axes[-1], record, colours)
+    for axis in axes:
+        axis.axvline(trained, color="0.4", linewidth=0.9, linestyle="--")
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        if math.isfinite(best):
+            # A method that breaks down leaves the frame: it would press all others into one line.
+            low, high = axis.get_ylim()
+            axis.set_ylim(max(low, best / 1.5), min(high, best * 5))
+        axis.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
+        for which in ("major", "minor"):
+            getattr(axis.yaxis, f"set_{which}_formatter")(lambda value, place: f"{value:g}")
+        axis.grid(alpha=0.25, linewidth=0.5)
+        axis.tick_params(labelsize=8)
+    axes[0].set_ylabel("perplexity")
+    axes[0].text(trained, 0.99, " trained", transform=axes[0].get_xaxis_transform(), fontsize=8,
+                 va="top", color="0.3")  # fmt: skip
+    named: dict[str, Any] = {}
+    for axis in axes[: len(panels)]:
+        named |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    # From top to bottom as the lines end.
+    ordered = sorted(named, key=lambda name: -named[name].get_ydata()[-1])
+    made.legend([named[name] for name in ordered], ordered, loc="outside right center", fontsize=8)
+    return made
+
+
+def _by_position(axis: Any, record: dict[str, Any], colours: dict[str, Any]) -> None:
+    """Draw the loss at each place of the longest window that a method reads."""
+    for name, lengths in by_method(record, "whole").items():
+        read = [length for length, rows in lengths.items() if mean_loss(rows) is not None]
+        if not read:
+            continue
+        rows = lengths[max(read)]
+        points = []
+        for number, (start, end, _, _) in enumerate(rows[0]["by_position"]):
+            total = sum(row["by_position"][number][2] for row in rows) / len(rows)
+            points.append(((max(start, 1) * end) ** 0.5, math.exp(min(total, 30))))
+        axis.plot(*zip(*points, strict=True), linewidth=1.4, color=colours[name])
+    axis.set_title("by position in the longest window", fontsize=10)
+    axis.set_xlabel("position of the token")

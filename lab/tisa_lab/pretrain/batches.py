@@ -1,24 +1,141 @@
-"""What a model is given in a step: packed rows, labels, and where the next step begins.
+"""What a model is given in a step: documents cut into rows, masked, packed, made ready ahead.
+
+A row holds pieces of documents, each with its special tokens; a token sees its own piece only. A
+document that is longer than a row goes on in the next. In a masked language model a piece is
+[begin] … [end], in a causal one [begin] …, with [end] where the document ends. What is left of a
+row when no token fits any more is padding, a piece of its own.
 
 Which rows are in a step, and what is masked in each, depends on the seed and on the row alone, so
 that one process sees in a step what two or more see together, and a run that goes on sees what it
 would have seen.
 """
 
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from tisa.shapes import Int, Int32, Tensor
-from tisa_lab.pretrain.corpus import Corpus, Place
-from tisa_lab.pretrain.keyed import Numbers, uniform, words
-from tisa_lab.pretrain.rows import Objective, Row, Rows
-from tisa_lab.pretrain.tokenizers import Vocabulary
+from tisa_lab.pretrain.config import Objective, Phase, Recipe
+from tisa_lab.pretrain.corpus import Chunk, Corpus, Place, head
+from tisa_lab.pretrain.tokenizers import Specials, Vocabulary
 
 NO_LABEL = -100
+# Not the seed of the run: all runs are compared on the same masks.
+VALIDATION_SEED = 20210601
+# Random numbers that depend on nothing but their key: the same in every process, in any order. A
+# counter goes through the finaliser of splitmix64.
+Words = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.int64] | Words
+
+
+def mixed(words: Words) -> Words:
+    """Return splitmix64's finaliser of each word."""
+    with np.errstate(over="ignore"):
+        words = words + np.uint64(0x9E3779B97F4A7C15)
+        words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def key_of(*numbers: int | Numbers) -> Words:
+    """Return one word for a sequence of numbers; where some are arrays, one for each entry."""
+    word = np.zeros(1, dtype=np.uint64)
+    for number in numbers:
+        if isinstance(number, int):
+            number = np.array([number & (2**64 - 1)], dtype=np.uint64)
+        word = mixed(word ^ mixed(number.astype(np.uint64)))
+    return word
+
+
+def words(count: int, *key: int | Numbers) -> Words:
+    """Return that many random words for a key; where it has arrays, a row for each entry."""
+    with np.errstate(over="ignore"):
+        drawn = mixed(
+            key_of(*key)[:, None]
+            + np.arange(count, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
+        )
+    return drawn[0] if all(isinstance(number, int) for number in key) else drawn
+
+
+def uniform(count: int, *key: int | Numbers) -> npt.NDArray[np.float64]:
+    """Return that many numbers in [0, 1)."""
+    return (words(count, *key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def shuffled(count: int, *key: int) -> npt.NDArray[np.int64]:
+    """Return the numbers 0 … count − 1 in a random order."""
+    return np.argsort(words(count, *key), kind="stable")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens of one row, the end of every piece in it, and where its padding begins."""
+
+    tokens: npt.NDArray[np.int64]
+    ends: list[int]
+    filled: int
+
+
+class Rows:
+    """The rows of a chunk in their own order; `order` is the shuffled one."""
+
+    def __init__(
+        self, chunk: Chunk, length: int, objective: Objective, specials: Specials, seed: int
+    ) -> None:
+        self.chunk, self.length = chunk, length
+        self.objective, self.specials = objective, specials
+        # For each row, (start, stop, has an end token) of its pieces.
+        self.pieces: list[list[tuple[int, int, bool]]] = []
+        self._cut()
+        self.order = shuffled(len(self.pieces), seed, chunk.place.chunk)
+
+    def _cut(self) -> None:
+        smallest = 3 if self.objective == "mlm" else 2
+        row: list[tuple[int, int, bool]] = []
+        room, start = self.length, 0
+        for end in self.chunk.ends.tolist():
+            while start < end:
+                left = end - start
+                if self.objective == "mlm":
+                    take, closes = min(left, room - 2), True
+                else:
+                    # A document that leaves no room for its end goes without.
+                    take, closes = min(left, room - 1), left + 2 <= room
+                row.append((start, start + take, closes))
+                start += take
+                room -= take + 1 + closes
+                if room < smallest:
+                    self.pieces.append(row)
+                    row, room = [], self.length
+        if row:
+            self.pieces.append(row)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def row(self, number: int) -> Row:
+        """Return one row by its number before shuffling."""
+        tokens = np.full(self.length, self.specials.pad, dtype=np.int64)
+        ends: list[int] = []
+        at = 0
+        for start, stop, closes in self.pieces[number]:
+            tokens[at] = self.specials.begin
+            at += 1
+            tokens[at : at + stop - start] = self.chunk.tokens[start:stop]
+            at += stop - start
+            if closes:
+                tokens[at] = self.specials.end
+                at += 1
+            ends.append(at)
+        if at < self.length:
+            ends.append(self.length)
+        return Row(tokens, ends, at)
 
 
 @dataclass(frozen=True)
@@ -61,15 +178,6 @@ class Step:
     labels: int
     squares: int
     after: Reading
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Steps from `first` to before `end` on rows of one length."""
-
-    first: int
-    end: int
-    length: int
 
 
 @dataclass(frozen=True)
@@ -205,3 +313,57 @@ def following(rows: npt.NDArray[np.int64], made: Sequence[Row]) -> npt.NDArray[n
 def squared_lengths(row: Row) -> int:
     """Return Σ (length of a piece)², which attention's work is proportional to."""
     return int((np.diff(np.array([0, *row.ends])) ** 2).sum())
+
+
+def validation_batches(
+    corpus: Corpus, config: Recipe, tokens: int, *, rows: int, rank: int, processes: int
+) -> list[Batch]:
+    """Return one process's batches of the first documents, as many for each process."""
+    some = head(corpus, tokens)
+    ends = np.cumsum([len(document) for document in some], dtype=np.int64)
+    chunk = Chunk(np.concatenate(some), ends, Place(), Place())
+    cut = Rows(chunk, config.longest, config.objective, corpus.vocabulary.specials, VALIDATION_SEED)
+    made = [(cut.row(number), (VALIDATION_SEED, number)) for number in range(len(cut))]
+    groups = [made[first : first + rows] for first in range(0, len(made), rows)]
+    count = -(-len(groups) // processes)
+    mine = groups[rank::processes]
+    batches = [
+        batch_of(group, config.objective, config.mask_share, corpus.vocabulary) for group in mine
+    ]
+    while len(batches) < count:
+        # Every process takes part in every forward pass, with nothing to predict if need be.
+        last = batch_of(groups[0], config.objective, config.mask_share, corpus.vocabulary)
+        batches.append(
+            Batch(last.input_ids, last.cu_seqlens, last.positions,
+                  torch.full_like(last.labels, NO_LABEL))
+        )  # fmt: skip
+    return batches
+
+
+class _Steps(IterableDataset):
+    def __init__(self, make: Callable[[], Iterator[Step]]) -> None:
+        self.make = make
+
+    def __iter__(self) -> Iterator[Step]:
+        return self.make()
+
+
+def _deaf(worker: int) -> None:
+    """Leave signals that reach a whole process group (torchrun, scancel, Ctrl-C) to the trainer."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def ahead(make: Callable[[], Iterator[Step]], *, in_a_process: bool) -> Iterator[Step]:
+    """Return the steps, made in a process of their own where the model runs on a GPU."""
+    if not in_a_process:
+        return make()
+    loader: Any = DataLoader(
+        _Steps(make),
+        batch_size=None,
+        num_workers=1,
+        prefetch_factor=16,
+        multiprocessing_context="fork",
+        worker_init_fn=_deaf,
+    )
+    return iter(loader)

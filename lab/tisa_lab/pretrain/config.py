@@ -1,115 +1,108 @@
-"""One pretraining run: everything that its result depends on, in a frozen config."""
+"""Everything that a run's result depends on, and how the run is carried out: frozen, checked."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from tisa.transformer import TransformerConfig
-from tisa_lab.pretrain.batches import Phase
-from tisa_lab.pretrain.rows import Objective
+
+Objective = Literal["mlm", "causal"]
+
+
+class Length(NamedTuple):
+    """Tokens of a row, and the share of the steps that has such rows."""
+
+    tokens: int
+    share: float = 1.0
+
+
+class Phase(NamedTuple):
+    """Steps from `first` to before `end` on rows of one length."""
+
+    first: int
+    end: int
+    length: int
 
 
 @dataclass(frozen=True)
-class PretrainConfig:
-    """Model, data order and recipe; the defaults are an ALBERT-style encoder of 16 M parameters.
+class Recipe:
+    """What runs that are compared have in common; an ALBERT-style encoder of 16 M parameters.
 
-    `lengths` are (length of the rows, share of the steps): BERT's schedule is
-    ((128, 0.9), (512, 0.1)). `batch_tokens` is the number of tokens in a step, of all processes
-    together. Scores of the offset learn at `scores_learning_rate`, by default ten times the other,
-    and do not decay. The rate rises over `warmup` of the steps and falls linearly to 0.
+    Args:
+        objective: mlm: an encoder that fills masks; causal: a decoder.
+        hidden_size: Width.
+        num_hidden_layers: Layers, or passes through the shared one.
+        num_attention_heads: Attention heads.
+        intermediate_size: Width of the feed-forward part; by default four times the other.
+        embedding_size: Width of the embeddings (ALBERT).
+        share_layers: One layer's weights for all (ALBERT).
+        norm: Layer norm before (pre) or after (post) each part.
+        dropout: Of hidden states and attention.
+        max_position_embeddings: Positions of methods that have a table; by default the longest row.
+        lengths: Tokens in a row; BERT's schedule, with shares of the steps, is 128:0.9,512:0.1.
+        steps: Updates.
+        batch_tokens: Tokens of a step, of all processes together.
+        warmup: Share of the steps over which the rate rises; then it falls to 0, linearly.
+        weight_decay: Not of biases, norms and scores.
+        beta2: Of AdamW.
+        clip: Largest norm of the gradients.
+        mask_share: Share of the tokens to predict.
     """
 
     objective: Objective = "mlm"
-    position: str = "tisa"
-    position_options: Mapping[str, Any] = field(default_factory=dict)
     hidden_size: int = 512
     num_hidden_layers: int = 4
     num_attention_heads: int = 8
     intermediate_size: int | None = None
     embedding_size: int | None = 128
     share_layers: bool = False
-    norm: str = "pre"
+    norm: Literal["pre", "post"] = "pre"
     dropout: float = 0.0
     max_position_embeddings: int | None = None
-    lengths: tuple[tuple[int, float], ...] = ((512, 1.0),)
+    lengths: tuple[Length, ...] = (Length(512),)
     steps: int = 1000
     batch_tokens: int = 32768
-    learning_rate: float = 1e-3
-    scores_learning_rate: float | None = None
     warmup: float = 0.05
     weight_decay: float = 0.01
     beta2: float = 0.98
     clip: float = 1.0
     mask_share: float = 0.15
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.objective not in ("mlm", "causal"):
             raise ValueError(f'objective must be "mlm" or "causal", got {self.objective!r}')
-        for name in ("steps", "batch_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "clip"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        # Nobody else would refuse a negative one: the scores would be trained uphill.
-        for name in ("scores_learning_rate", "weight_decay"):
-            if not 0 <= (getattr(self, name) or 0.0) < math.inf:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.norm not in ("pre", "post"):
+            raise ValueError(f'norm must be "pre" or "post", got {self.norm!r}')
+        _at_least_1(self, "steps", "batch_tokens")
+        _above_0(self, "clip")
+        _not_negative(self, "weight_decay")
         if not 0 < self.mask_share < 1:
             raise ValueError(f"mask_share must lie between 0 and 1, got {self.mask_share}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup must be a share of the steps in [0, 1), got {self.warmup}")
-        if not self.lengths or any(
-            length < 4 or not 0 < part <= 1 for length, part in self.lengths
-        ):
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        pairs = [tuple(pair) for pair in self.lengths]
+        if not pairs or any(length < 4 or not 0 < share <= 1 for length, share in pairs):
             raise ValueError(
                 "lengths must be pairs of a length of at least 4 and a share of the steps above 0, "
-                f"got {self.lengths}"
+                f"got {pairs}"
             )
-        if not math.isclose(sum(part for _, part in self.lengths), 1.0, abs_tol=1e-6):
-            raise ValueError(f"lengths must have shares that add up to 1, got {self.lengths}")
-        for length, _ in self.lengths:
+        if not math.isclose(sum(share for _, share in pairs), 1.0, abs_tol=1e-6):
+            raise ValueError(f"lengths must have shares that add up to 1, got {pairs}")
+        for length, _ in pairs:
             if self.batch_tokens % length:
                 raise ValueError(
                     f"batch_tokens must be a multiple of every length, got {self.batch_tokens} and "
                     f"{length}"
                 )
-        # Says what is wrong with sizes, the method's name or its options, without a tokenizer.
-        self.transformer(16)
 
     @property
     def longest(self) -> int:
         """The longest row."""
         return max(length for length, _ in self.lengths)
-
-    def transformer(self, vocab_size: int) -> TransformerConfig:
-        """Return the config of the model."""
-        if self.norm not in ("pre", "post"):
-            raise ValueError(f'norm must be "pre" or "post", got {self.norm!r}')
-        config = TransformerConfig(
-            vocab_size=vocab_size,
-            hidden_size=self.hidden_size,
-            num_hidden_layers=self.num_hidden_layers,
-            num_attention_heads=self.num_attention_heads,
-            intermediate_size=self.intermediate_size,
-            embedding_size=None if self.embedding_size == self.hidden_size else self.embedding_size,
-            max_position_embeddings=self.max_position_embeddings or self.longest,
-            position=self.position,
-            position_options=dict(self.position_options),
-            is_causal=self.objective == "causal",
-            norm="post" if self.norm == "post" else "pre",
-            share_layers=self.share_layers,
-            hidden_dropout=self.dropout,
-            attention_dropout=self.dropout,
-        )
-        if config.max_position_embeddings < self.longest:
-            raise ValueError(
-                f"max_position_embeddings must be at least the longest length, {self.longest}, "
-                f"got {config.max_position_embeddings}"
-            )
-        return config
 
     def phases(self) -> list[Phase]:
         """Return the steps of each length."""
@@ -129,6 +122,59 @@ class PretrainConfig:
             return (step + 1) / rising
         return max(0.0, (self.steps - step) / max(1, self.steps - rising))
 
+
+@dataclass(frozen=True)
+class PretrainConfig(Recipe):
+    """One run: a recipe, a position method, a rate and a seed.
+
+    Args:
+        position: The position method, by name.
+        position_options: Its arguments, as in {"layers": "shared"}.
+        learning_rate: The peak.
+        scores_learning_rate: Of scores of the offset, which do not decay; by default ten times the
+            other.
+        seed: Of weights, order and masks.
+    """
+
+    position: str = "tisa"
+    position_options: Mapping[str, Any] = field(default_factory=dict)
+    learning_rate: float = 1e-3
+    scores_learning_rate: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _above_0(self, "learning_rate")
+        # Nobody else would refuse a negative one: the scores would be trained uphill.
+        _not_negative(self, "scores_learning_rate")
+        # Says what is wrong with sizes, the method's name or its options, without a tokenizer.
+        self.transformer(16)
+
+    def transformer(self, vocab_size: int) -> TransformerConfig:
+        """Return the config of the model."""
+        config = TransformerConfig(
+            vocab_size=vocab_size,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            intermediate_size=self.intermediate_size,
+            embedding_size=None if self.embedding_size == self.hidden_size else self.embedding_size,
+            max_position_embeddings=self.max_position_embeddings or self.longest,
+            position=self.position,
+            position_options=dict(self.position_options),
+            is_causal=self.objective == "causal",
+            norm=self.norm,
+            share_layers=self.share_layers,
+            hidden_dropout=self.dropout,
+            attention_dropout=self.dropout,
+        )
+        if config.max_position_embeddings < self.longest:
+            raise ValueError(
+                f"max_position_embeddings must be at least the longest length, {self.longest}, "
+                f"got {config.max_position_embeddings}"
+            )
+        return config
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for a JSON file."""
         return {**asdict(self), "lengths": [list(pair) for pair in self.lengths]}
@@ -136,5 +182,63 @@ class PretrainConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "PretrainConfig":
         """Return the config of those values."""
-        lengths = tuple((int(length), float(part)) for length, part in values["lengths"])
+        lengths = tuple(Length(int(length), float(part)) for length, part in values["lengths"])
         return cls(**{**values, "lengths": lengths})
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How a run is carried out: what is set for a machine, and what changes no result.
+
+    Args:
+        micro_tokens: Tokens that a process takes at a time; the rest of its share is accumulated.
+        device: By default a GPU where there is one.
+        bf16: bfloat16 products (autocast).
+        compile: torch.compile.
+        compile_mode: Of torch.compile; reduce-overhead: CUDA graphs.
+        report_to: Trackers of accelerate: tensorboard, wandb, …
+        log_every: Steps between two lines about loss and speed.
+        evaluate_every: Steps between two losses on held-out documents.
+        checkpoint_every: Steps between two checkpoints.
+        valid_tokens: How many of the held-out documents' tokens are read.
+        max_seconds: Write a checkpoint then, and stop; counted from the start.
+        peak_flops: Of a device that is not known, for the share of it that is used.
+    """
+
+    micro_tokens: int | None = None
+    device: Literal["cpu", "cuda"] | None = None
+    bf16: bool = False
+    compile: bool = False
+    compile_mode: str = "default"
+    report_to: tuple[str, ...] = ()
+    log_every: int = 10
+    evaluate_every: int = 500
+    checkpoint_every: int = 500
+    valid_tokens: int = 500_000
+    max_seconds: float | None = None
+    peak_flops: float | None = None
+
+    def __post_init__(self) -> None:
+        _at_least_1(self, "log_every", "evaluate_every", "checkpoint_every", "valid_tokens")
+        if self.micro_tokens is not None:
+            _at_least_1(self, "micro_tokens")
+        if self.max_seconds is not None and not self.max_seconds > 0:
+            raise ValueError(f"max_seconds must be more than 0, got {self.max_seconds}")
+        if self.device not in (None, "cpu", "cuda"):
+            raise ValueError(f"device must be cpu or cuda, got {self.device!r}")
+
+
+def _at_least_1(config: Any, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} must be at least 1, got {getattr(config, name)}")
+
+
+def _above_0(config: Any, name: str) -> None:
+    if not getattr(config, name) > 0:
+        raise ValueError(f"{name} must be above 0, got {getattr(config, name)}")
+
+
+def _not_negative(config: Any, name: str) -> None:
+    if not 0 <= (getattr(config, name) or 0.0) < math.inf:
+        raise ValueError(f"{name} must be at least 0, got {getattr(config, name)}")

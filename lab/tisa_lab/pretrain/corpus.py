@@ -8,8 +8,9 @@ files, tokens and the ends of documents, read where they lie.
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -17,10 +18,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from tisa_lab.pretrain.reading import Source, check, documents
-from tisa_lab.pretrain.tokenizers import Tokenizer, Vocabulary
+from tisa.store import check_new_folder, new_folder, write_text
+from tisa_lab.pretrain.documents import Source, Split, check, documents
+from tisa_lab.pretrain.tokenizers import Tokenizer, Vocabulary, tokenizer_of
 
-TOKENS, ENDS, ABOUT, FORMAT = "tokens.bin", "documents.npy", "corpus.json", 1
+TOKENS, ENDS, ABOUT, TOKENIZER = "tokens.bin", "documents.npy", "corpus.json", "tokenizer"
+FORMAT = 1
 STREAMED_CHUNK, PREPARED_CHUNK = 2**22, 2**25
 
 
@@ -55,7 +58,7 @@ class Corpus(Protocol):
         ...
 
 
-class Streamed:
+class StreamedCorpus:
     """Text that is cut into tokens as it is read."""
 
     def __init__(
@@ -97,7 +100,7 @@ class Streamed:
             yield held
 
 
-class Prepared:
+class PreparedCorpus:
     """A folder that `prepare` wrote."""
 
     def __init__(self, folder: Path, *, chunk_tokens: int = PREPARED_CHUNK) -> None:
@@ -108,7 +111,7 @@ class Prepared:
             form = about["format"]
         except (OSError, ValueError, KeyError, TypeError) as wrong:
             raise ValueError(
-                f"{folder}: expected what `tisa-lab pretrain --prepare` wrote, got {wrong!r}"
+                f"{folder}: expected a corpus that `tisa-lab pretrain` has prepared, got {wrong!r}"
             ) from None
         size = os.path.getsize(folder / TOKENS)
         self.ends: npt.NDArray[np.int64] = np.load(folder / ENDS)
@@ -177,17 +180,28 @@ def prepare(
     min_tokens: int = 0,
     max_tokens: int | None = None,
     progress: Callable[[int, int], None] = lambda documents, tokens: None,
-) -> Prepared:
+) -> PreparedCorpus:
     """Return the corpus as a folder of tokens, written whole or not at all.
 
     Only documents of at least `min_tokens` and less than `max_tokens` tokens are taken.
     """
     check(source)
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    unfinished.mkdir(parents=True, exist_ok=True)
+    with new_folder(folder) as unfinished:
+        _write(source, tokenizer, unfinished, min_tokens, max_tokens, progress)
+    return PreparedCorpus(folder)
+
+
+def _write(
+    source: Source,
+    tokenizer: Tokenizer,
+    folder: Path,
+    min_tokens: int,
+    max_tokens: int | None,
+    progress: Callable[[int, int], None],
+) -> None:
     vocabulary = tokenizer.vocabulary
     ends: list[int] = []
-    with open(unfinished / TOKENS, "wb") as file:
+    with open(folder / TOKENS, "wb") as file:
         for texts in _some(documents(source)):
             lists = [
                 tokens
@@ -203,8 +217,8 @@ def prepare(
             progress(len(ends), ends[-1])
     if not ends:
         raise ValueError(f"corpus: expected documents, got none of {min_tokens} tokens or more")
-    np.save(unfinished / ENDS, np.array(ends, dtype=np.int64))
-    tokenizer.save(unfinished / "tokenizer")
+    np.save(folder / ENDS, np.array(ends, dtype=np.int64))
+    tokenizer.save(folder / TOKENIZER)
     about = {
         "format": FORMAT,
         "vocabulary": asdict(vocabulary),
@@ -216,11 +230,7 @@ def prepare(
         "min_tokens": min_tokens,
         "max_tokens": max_tokens,
     }
-    (unfinished / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
-    if folder.exists():
-        raise FileExistsError(f"{folder}: expected a new folder, got one that is there")
-    os.replace(unfinished, folder)
-    return Prepared(folder)
+    write_text(folder / ABOUT, json.dumps(about, indent=1) + "\n")
 
 
 def _some(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -243,3 +253,83 @@ def head(corpus: Corpus, tokens: int) -> list[npt.NDArray[np.unsignedinteger]]:
             if tokens <= 0:
                 return found
     return found
+
+
+@dataclass(frozen=True)
+class CorpusNames:
+    """A corpus as a user names it.
+
+    Args:
+        data: Files (.txt, .txt.xz, .parquet; repeat it), or one prepared folder.
+        dataset: Instead of files: NAME[:CONFIG[:SPLIT]] on the hub.
+        tokenizer: bytes, a SentencePiece file (*.model), or what transformers loads; a prepared
+            folder has its own.
+        split: What ends a document in a text file: a blank line, any line, the file.
+        text_column: Of Parquet files and datasets.
+    """
+
+    data: list[str] = field(default_factory=list)
+    dataset: str | None = None
+    tokenizer: str | None = None
+    split: Split = "blank"
+    text_column: str = "text"
+
+    def open(self) -> tuple[Corpus, Callable[[Path], None]]:
+        """Return the corpus, and what writes its tokenizer into a folder."""
+        folder = self._folder
+        if folder is None:
+            made = self._tokenizer()
+            return StreamedCorpus(self._source(), made), made.save
+        if not (folder / ABOUT).is_file():
+            raise ValueError(
+                f"{folder}: expected a file, or a folder that `tisa-lab pretrain` has prepared"
+            )
+        corpus = PreparedCorpus(folder)
+        if not (folder / TOKENIZER).is_dir():
+            raise ValueError(f"{folder}: expected its folder tokenizer, got none; prepare it again")
+        if self.tokenizer is not None:
+            asked = tokenizer_of(self.tokenizer).vocabulary
+            if asked.fingerprint != corpus.vocabulary.fingerprint:
+                raise ValueError(
+                    f"{folder} was prepared with the tokenizer {corpus.vocabulary.name!r} "
+                    f"({corpus.vocabulary.fingerprint}), got {self.tokenizer!r} "
+                    f"({asked.fingerprint}); name no tokenizer, or prepare the corpus with it"
+                )
+
+        def copy(place: Path) -> None:
+            shutil.copytree(folder / TOKENIZER, place, dirs_exist_ok=True)
+
+        return corpus, copy
+
+    def beside(self, name: str) -> Corpus:
+        """Return another corpus, cut with the same tokenizer where it is text."""
+        tokenizer, folder = self.tokenizer, self._folder
+        if tokenizer is None and folder is not None and not Path(name).is_dir():
+            tokenizer = str(folder / TOKENIZER)
+        return replace(self, data=[name], dataset=None, tokenizer=tokenizer).open()[0]
+
+    def prepare(
+        self, folder: Path, *, min_tokens: int = 0, max_tokens: int | None = None
+    ) -> PreparedCorpus:
+        """Return the corpus, cut into tokens in a new folder."""
+        check_new_folder(folder)
+        source, tokenizer = self._source(), self._tokenizer()
+        return prepare(source, tokenizer, folder, min_tokens=min_tokens, max_tokens=max_tokens)
+
+    @property
+    def _folder(self) -> Path | None:
+        alone = len(self.data) == 1 and self.dataset is None
+        return Path(self.data[0]) if alone and Path(self.data[0]).is_dir() else None
+
+    def _source(self) -> Source:
+        if not self.data and self.dataset is None:
+            raise ValueError("data: expected files, a prepared folder or a dataset, got nothing")
+        return Source(tuple(self.data), self.dataset, self.split, self.text_column)
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(
+                "tokenizer: expected bytes, a SentencePiece file (*.model), or a folder or name "
+                "that transformers loads, got none"
+            )
+        return tokenizer_of(self.tokenizer)

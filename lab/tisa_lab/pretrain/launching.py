@@ -1,66 +1,31 @@
-"""Where a run takes place: `accelerate`, and what is set for a machine rather than for a model."""
+"""Where a run takes place: `accelerate`, what does not fit is refused, and what it will cost."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tisa_lab.pretrain.batches import Share
-from tisa_lab.pretrain.config import PretrainConfig
+from tisa.devices import device_named
+from tisa.packages import needed
+from tisa_lab.pretrain.batches import Rows, Share
+from tisa_lab.pretrain.config import PretrainConfig, Recipe, RunSettings
 from tisa_lab.pretrain.corpus import Corpus, Place
-from tisa_lab.pretrain.rows import Rows
+from tisa_lab.pretrain.model import build, step_flops
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How a run is carried out.
-
-    `micro_tokens` are the tokens that a process takes at a time (None: all of its share); the rest
-    is accumulated. `device` "cpu" keeps it from the GPU. `compile_mode` is that of torch.compile.
-    `report_to` are trackers of accelerate.
-    """
-
-    micro_tokens: int | None = None
-    device: str | None = None
-    bf16: bool = False
-    compile: bool = False
-    compile_mode: str = "default"
-    report_to: tuple[str, ...] = ()
-    log_every: int = 10
-    evaluate_every: int = 500
-    checkpoint_every: int = 500
-    valid_tokens: int = 500_000
-    max_seconds: float | None = None
-    peak_flops: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("log_every", "evaluate_every", "checkpoint_every", "valid_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.micro_tokens is not None and self.micro_tokens < 1:
-            raise ValueError(f"micro_tokens must be at least 1, got {self.micro_tokens}")
-        if self.max_seconds is not None and not self.max_seconds > 0:
-            raise ValueError(f"max_seconds must be more than 0, got {self.max_seconds}")
-
-
-DEFAULTS = Settings()
-
-
-def is_first_process(settings: Settings) -> bool:
+def is_first_process(settings: RunSettings) -> bool:
     """Return whether this is the process that speaks for all."""
-    check_settings(settings)
     return bool(_accelerate().PartialState(cpu=settings.device == "cpu").is_main_process)
 
 
-def precision_of(settings: Settings) -> str:
+def precision_of(settings: RunSettings) -> str:
     """Return what products are computed in, as accelerate names it; its launcher may have said."""
     found = _accelerate().utils.parse_choice_from_env("ACCELERATE_MIXED_PRECISION", "no")
     return "bf16" if settings.bf16 else str(found)
 
 
-def accelerator_for(settings: Settings, out: Path) -> Any:
-    """Return the accelerator; what its launcher says (processes, FSDP) holds."""
+def accelerator_for(settings: RunSettings, config: PretrainConfig, out: Path) -> Any:
+    """Return the accelerator, its trackers started; what its launcher says (FSDP) holds."""
     check_settings(settings)
     accelerate = _accelerate()
     # The precision and compiler of a run before it in this process would be kept; its group is.
@@ -83,22 +48,16 @@ def accelerator_for(settings: Settings, out: Path) -> Any:
     if sharding is not None:
         # Autocast computes in bfloat16; FSDP's own policy would round the scores' parameters too.
         sharding.mixed_precision_policy = None
-    return made
-
-
-def trackers_of(accelerator: Any, settings: Settings, config: PretrainConfig) -> None:
-    """Start the trackers that were asked for."""
     if settings.report_to:
         plain = {
             name: value if isinstance(value, (int, float, str, bool)) else str(value)
             for name, value in config.to_dict().items()
         }
-        accelerator.init_trackers("tisa-pretrain", config=plain)
+        made.init_trackers("tisa-pretrain", config=plain)
+    return made
 
 
-def micro_batches(
-    config: PretrainConfig, corpus: Corpus, settings: Settings, processes: int
-) -> int:
+def micro_batches(config: Recipe, corpus: Corpus, settings: RunSettings, processes: int) -> int:
     """Return into how many micro-batches a process cuts its share, or refuse what does not fit.
 
     Refuses also a corpus with fewer documents than processes, or fewer rows than a step.
@@ -154,18 +113,15 @@ def lost_process(
     )
 
 
-def check_settings(settings: Settings) -> None:
+def check_settings(settings: RunSettings) -> None:
     """Refuse a device or a tracker that is not there."""
-    if settings.device not in (None, "cpu", "cuda"):
-        raise ValueError(f"device must be cpu or cuda, got {settings.device!r}")
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device: expected a GPU for cuda, got none on this machine")
+    device_named(settings.device)
     accelerate = _accelerate()
     known = accelerate.utils.LoggerType.list()
     unknown = set(settings.report_to) - set(known)
     if unknown:
         raise ValueError(
-            f"--report-to: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}"
+            f"report_to: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}"
         )
     # Not `filter_trackers`: it logs what is missing, which accelerate refuses before a run begins.
     there = {tracker.value for tracker in accelerate.tracking.get_available_trackers()}
@@ -173,16 +129,59 @@ def check_settings(settings: Settings) -> None:
     if missing:
         # No ImportError: to those the command line adds an extra of ours, which has no tracker.
         raise ValueError(
-            f"--report-to: {', '.join(sorted(missing))} cannot be used here; install the package "
-            "of that name"
+            f"report_to: {', '.join(sorted(missing))} cannot be used here; install the package of "
+            "that name"
         )
 
 
+def check_corpora(config: Recipe, corpus: Corpus, valid: Corpus | None) -> None:
+    """Refuse what would fail later: a vocabulary without a mask, two tokenizers."""
+    if config.objective == "mlm" and corpus.vocabulary.specials.mask is None:
+        raise ValueError(
+            f"tokenizer {corpus.vocabulary.name!r}: a masked language model needs a mask token, "
+            "which it does not have; take another one, or the objective causal"
+        )
+    if valid is not None and valid.vocabulary.fingerprint != corpus.vocabulary.fingerprint:
+        raise ValueError(
+            f"the validation corpus was prepared with the tokenizer {valid.vocabulary.name!r} "
+            f"({valid.vocabulary.fingerprint}), the training corpus with "
+            f"{corpus.vocabulary.name!r} ({corpus.vocabulary.fingerprint}); prepare it again"
+        )
+
+
+def plan(config: PretrainConfig, corpus: Corpus, settings: RunSettings) -> list[str]:
+    """Return lines that say what would be trained, on how much, with how much work."""
+    micro = micro_batches(config, corpus, settings, 1)
+    model = build(config, corpus.vocabulary.size)
+    positional = model.transformer.num_parameters()[0]
+    others = sum(p.numel() for p in model.parameters()) - positional
+    chunk = next(corpus.chunks(Place()))
+    lines = [
+        f"{config.objective}, {config.position}: {others:,} parameters and {positional:,} of the "
+        "position method",
+        f"tokenizer {corpus.vocabulary.name}: {corpus.vocabulary.size:,} tokens",
+    ]
+    flops = 0.0
+    for phase in config.phases():
+        rows = Rows(chunk, phase.length, config.objective, corpus.vocabulary.specials, config.seed)
+        count = config.batch_tokens // phase.length
+        pieces = sum(len(row) for row in rows.pieces)
+        squares = count * phase.length**2
+        share = config.mask_share if config.objective == "mlm" else 1.0
+        each = step_flops(
+            model.config, config.batch_tokens, int(share * config.batch_tokens), squares
+        )
+        flops += (phase.end - phase.first) * each
+        lines.append(
+            f"{phase.end - phase.first:,} steps of {count} rows of {phase.length} tokens in "
+            f"{micro} micro-batches (one process); {len(rows):,} rows and "
+            f"{pieces / len(rows):.2f} pieces a row in the first {len(chunk.ends):,} documents"
+        )
+    lines.append(
+        f"{config.steps * config.batch_tokens:,} tokens, at most {flops / 1e15:,.3g} PFLOP"
+    )
+    return lines
+
+
 def _accelerate() -> Any:
-    try:
-        import accelerate
-    except ImportError as missing:
-        raise ImportError(
-            'pretraining runs on accelerate, which is not installed; run: pip install "tisa-lab"'
-        ) from missing
-    return accelerate
+    return needed("accelerate", "pretraining", "tisa-lab")

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from tisa.packages import needed
+from tisa.store import write_text
+
 FILE = "tokenizer.tisa.json"
 
 
@@ -79,13 +82,7 @@ class SentencePiece:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            import sentencepiece
-        except ImportError as missing:
-            raise ImportError(
-                f"{path} is read with sentencepiece, which is not installed; "
-                'run: pip install "tisa-lab"'
-            ) from missing
+        sentencepiece = needed("sentencepiece", f"{path}", "tisa-lab")
         self.path = path
         content = path.read_bytes()
         try:
@@ -157,13 +154,9 @@ class HuggingFace:
     """
 
     def __init__(self, name: str) -> None:
-        # Says which extra to install where transformers is not there.
-        from transformers import AutoTokenizer
-
-        import tisa.hf  # noqa: F401
-
+        transformers = needed("transformers", f"tokenizer {name!r}", "tisa-lab")
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(name)
+            self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError, ImportError) as wrong:
             raise ValueError(
                 f"tokenizer {name!r}: expected bytes, a SentencePiece file (*.model), or a folder "
@@ -225,5 +218,4 @@ def _first(*numbers: int | None) -> int | None:
 
 
 def _write(folder: Path, values: dict[str, str]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_text(json.dumps(values) + "\n")
+    write_text(folder / FILE, json.dumps(values) + "\n")

@@ -2,8 +2,7 @@
 
 tasks.py   five tasks: inputs and answers of any length
 race.py    a small encoder for each method and task, trained and asked
-tables.py  the answers as Markdown
-figure.py  the answers as a figure
+report.py  the answers as tables, a figure and files
 
 docs/pretraining.md tells how it is used.
 """

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
+from tisa.devices import device_named
 from tisa.positions import METHODS
 from tisa.scoring import ScoringFunction
 from tisa.transformer import LanguageModel, TransformerConfig
@@ -23,7 +24,20 @@ class ProbeConfig:
     """Sizes and recipe of every run of the race.
 
     Inputs in training have any length from half of `length` to `length`, the same for all rows of
-    a step; asked is at `length` times each of `factors`.
+    a step.
+
+    Args:
+        length: Tokens of the training inputs, at most.
+        factors: Asked is at the length times each of these.
+        steps: Updates of each method and task.
+        batch: Inputs of a step.
+        hidden_size: Width.
+        num_hidden_layers: Layers.
+        num_attention_heads: Attention heads.
+        learning_rate: The peak.
+        scores_learning_rate: Of scores of the offset.
+        asked: Inputs that are asked at each length.
+        seed: Of weights and inputs.
     """
 
     length: int = 32
@@ -48,31 +62,26 @@ class ProbeConfig:
             raise ValueError(f"factors must be 1 and whole numbers above it, got {self.factors}")
 
 
-def names_of(text: str | None, known: Any, option: str, default: tuple[str, ...]) -> list[str]:
-    """Return the names in a list with commas, or refuse one that is not known."""
-    found = list(default) if text is None else [p.strip() for p in text.split(",") if p.strip()]
-    unknown = [name for name in found if name not in known]
-    if unknown or not found:
-        raise ValueError(
-            f"{option}: expected some of {', '.join(known)}, got {', '.join(unknown) or 'none'}"
-        )
-    return list(dict.fromkeys(found))
-
-
 def race(
     config: ProbeConfig,
-    methods: list[str],
-    tasks: list[str],
+    methods: tuple[str, ...] = RACERS,
+    tasks: tuple[str, ...] = tuple(TASKS),
     *,
+    device: str | None = None,
     command: str = "",
-    device: str = "cpu",
     progress: Callable[[str, str], None] = lambda method, task: None,
 ) -> dict[str, Any]:
-    """Return the record: accuracy of each method, task and length."""
-    place = torch.device(device)
+    """Return the record: accuracy of each method, task and length; a name given twice runs once."""
+    place = device_named(device)
+    for name, given, known in (("methods", methods, METHODS), ("tasks", tasks, TASKS)):
+        unknown = [one for one in given if one not in known]
+        if unknown or not given:
+            raise ValueError(
+                f"{name}: expected some of {', '.join(known)}, got {', '.join(unknown) or 'none'}"
+            )
     rows = []
-    for task in tasks:
-        for method in methods:
+    for task in dict.fromkeys(tasks):
+        for method in dict.fromkeys(methods):
             progress(method, task)
             rows.append({"method": method, "task": task} | run(config, method, task, place))
     return {

@@ -11,6 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from tisa.packages import needed
+
 Split = Literal["blank", "line", "file"]
 
 
@@ -60,8 +62,7 @@ def _from_file(path: Path, source: Source) -> Iterator[str]:
         raise FileNotFoundError(f"{path}: expected a .txt, .txt.xz or .parquet file, got none")
     if path.is_dir():
         raise IsADirectoryError(
-            f"{path}: expected a .txt, .txt.xz or .parquet file, got a folder; name its files, or "
-            "prepare it with --prepare"
+            f"{path}: expected a .txt, .txt.xz or .parquet file, got a folder; name its files"
         )
     if path.name.endswith(".parquet"):
         return _from_parquet(path, source.text_column)
@@ -109,16 +110,10 @@ def _decoded(path: Path, file: Iterable[bytes]) -> Iterator[str]:
 
 
 def _from_parquet(path: Path, column: str) -> Iterator[str]:
+    pyarrow = needed("pyarrow", f"{path}", "tisa-lab")
+    parquet = needed("pyarrow.parquet", f"{path}", "tisa-lab")
     try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as missing:
-        raise ImportError(
-            f"{path}: Parquet files are read with pyarrow, which is not installed; "
-            'run: pip install "tisa-lab"'
-        ) from missing
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path)
     except pyarrow.ArrowInvalid as wrong:
         raise ValueError(f"{path}: expected a Parquet file, got {wrong}") from None
     with file:
@@ -126,7 +121,7 @@ def _from_parquet(path: Path, column: str) -> Iterator[str]:
         if column not in there:
             raise ValueError(
                 f"{path}: expected a column {column!r}, got {', '.join(there)}; "
-                "name one with --text-column"
+                "name one as text_column"
             )
         kind = file.schema_arrow.field(column).type
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
@@ -138,13 +133,7 @@ def _from_parquet(path: Path, column: str) -> Iterator[str]:
 
 
 def _from_hub(source: Source, skip: int) -> Iterator[str]:
-    try:
-        import datasets
-    except ImportError as missing:
-        raise ImportError(
-            "datasets on the hub are read with the package datasets, which is not installed; "
-            'run: pip install "tisa-lab", or name files instead'
-        ) from missing
+    datasets = needed("datasets", "a dataset on the hub", "tisa-lab")
     assert source.dataset is not None
     name, config, split = [*source.dataset.split(":"), "", ""][:3]
     try:
@@ -158,7 +147,7 @@ def _from_hub(source: Source, skip: int) -> Iterator[str]:
         if source.text_column not in row:
             raise ValueError(
                 f"dataset {source.dataset!r}: expected a column {source.text_column!r}, got "
-                f"{', '.join(row)}; name one with --text-column"
+                f"{', '.join(row)}; name one as text_column"
             )
         text = (row[source.text_column] or "").strip()
         if text:
