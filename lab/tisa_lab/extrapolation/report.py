@@ -10,6 +10,8 @@ from typing import Any
 from tisa.packages import needed
 from tisa.store import write_text
 
+TITLES = {"whole": "Without overlap", "sliding": "Sliding windows"}
+
 
 def write(record: dict[str, Any], out: Path) -> None:
     """Write the record, its tables and its figure into a folder."""
@@ -64,33 +66,74 @@ def mean_loss(rows: list[dict[str, Any]]) -> float | None:
     return statistics.fmean(losses) if len(losses) == len(rows) and losses else None
 
 
-def markdown(record: dict[str, Any]) -> str:
-    """Return both modes as tables, perplexities with their ratio to the training length."""
-    lines = []
-    for mode, title in (("whole", "Without overlap"), ("sliding", "Sliding windows")):
-        rows = by_method(record, mode)
-        lengths = sorted({length for method in rows.values() for length in method})
-        if not lengths:
-            continue
-        trained = record["trained_at"]
-        lines += [f"## {title}: perplexity", ""]
-        heads = [f"{length:,}" + (" (trained)" if length == trained else "") for length in lengths]
-        lines += ["| method | " + " | ".join(heads) + " | longest ÷ trained |"]
-        lines += ["|---" * (len(lengths) + 2) + "|"]
-        for name, method in rows.items():
-            cells = [_cell(method.get(length, [])) for length in lengths]
-            first = mean_loss(method.get(trained, []))
-            last = mean_loss(method.get(lengths[-1], []))
-            ratio = "–" if first is None or last is None else shown(math.exp(last - first))
-            lines.append(f"| {name} | " + " | ".join(cells) + f" | {ratio} |")
-        lines.append("")
-    refused = {
-        f"- {run['label']} at {row['length']:,}: {row['refused']}"
-        for run in record["runs"]
-        for row in run["rows"]
-        if "refused" in row
+def points(record: dict[str, Any], mode: str) -> dict[str, list[tuple[float, float]]]:
+    """Return method → length and perplexity, where it could be read."""
+    found = {
+        name: [(n, mean_loss(rows)) for n, rows in sorted(lengths.items())]
+        for name, lengths in by_method(record, mode).items()
     }
-    return "\n".join([*lines, *sorted(refused)]) + "\n"
+    read = {
+        name: [(float(n), math.exp(min(loss, 30))) for n, loss in each if loss is not None]
+        for name, each in found.items()
+    }
+    return {name: each for name, each in read.items() if each}
+
+
+def points_by_position(record: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    """Return method → place and perplexity there, in the longest window that the method reads."""
+    found = {}
+    for name, lengths in by_method(record, "whole").items():
+        read = [length for length, rows in lengths.items() if mean_loss(rows) is not None]
+        if read:
+            rows = lengths[max(read)]
+            found[name] = [
+                (
+                    (max(start, 1) * end) ** 0.5,
+                    math.exp(min(statistics.fmean(row["by_position"][i][2] for row in rows), 30)),
+                )
+                for i, (start, end, _, _) in enumerate(rows[0]["by_position"])
+            ]
+    return found
+
+
+def table(record: dict[str, Any], mode: str) -> list[list[str]]:
+    """Return perplexities with their ratio to the training length, header first; may be empty."""
+    rows = by_method(record, mode)
+    lengths = sorted({length for method in rows.values() for length in method})
+    if not lengths:
+        return []
+    trained = record["trained_at"]
+    heads = [f"{length:,}" + (" (trained)" if length == trained else "") for length in lengths]
+    cells = [["method", *heads, "longest ÷ trained"]]
+    for name, method in rows.items():
+        first = mean_loss(method.get(trained, []))
+        last = mean_loss(method.get(lengths[-1], []))
+        ratio = "–" if first is None or last is None else shown(math.exp(last - first))
+        cells.append([name, *(_cell(method.get(length, [])) for length in lengths), ratio])
+    return cells
+
+
+def refused(record: dict[str, Any]) -> list[str]:
+    """Return what could not be read, and why."""
+    return sorted(
+        {
+            f"{run['label']} at {row['length']:,}: {row['refused']}"
+            for run in record["runs"]
+            for row in run["rows"]
+            if "refused" in row
+        }
+    )
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """Return both modes as tables."""
+    lines = []
+    for mode, title in TITLES.items():
+        cells = table(record, mode)
+        if cells:
+            first, *rest = ["| " + " | ".join(row) + " |" for row in cells]
+            lines += [f"## {title}: perplexity", "", first, "|---" * len(cells[0]) + "|", *rest, ""]
+    return "\n".join([*lines, *(f"- {line}" for line in refused(record))]) + "\n"
 
 
 def _cell(rows: list[dict[str, Any]]) -> str:
@@ -115,16 +158,9 @@ def figure(record: dict[str, Any]) -> Any:
     Only panels that have something to show: not all modes may have been measured.
     """
     figures = needed("matplotlib.figure", "figures", "tisa-lab")
-    read = {
-        mode: any(
-            mean_loss(rows) is not None
-            for lengths in by_method(record, mode).values()
-            for rows in lengths.values()
-        )
-        for mode in ("whole", "sliding")
-    }
+    read = {mode: points(record, mode) for mode in TITLES}
     panels = [mode for mode in read if read[mode]]
-    count = max(1, len(panels) + read["whole"])
+    count = max(1, len(panels) + bool(read["whole"]))
     made = figures.Figure(figsize=(1.5 + 4 * count, 4.6), layout="constrained")
     axes = made.subplots(1, count, squeeze=False)[0]
     names = sorted({run["label"] for run in record["runs"]})
@@ -142,19 +178,17 @@ def figure(record: dict[str, Any]) -> Any:
         "sliding": f"sliding windows (stride {record['stride']})",
     }
     for axis, mode in zip(axes, panels, strict=False):
-        for name, lengths in by_method(record, mode).items():
-            points = [(length, mean_loss(rows)) for length, rows in sorted(lengths.items())]
-            drawn = [
-                (length, math.exp(min(loss, 30))) for length, loss in points if loss is not None
-            ]
-            if drawn:
-                best = min(best, *(value for _, value in drawn))
-                axis.plot(*zip(*drawn, strict=True), marker="o", markersize=3.5, linewidth=1.4,
-                          color=colours[name], label=name)  # fmt: skip
+        for name, drawn in read[mode].items():
+            best = min(best, *(value for _, value in drawn))
+            axis.plot(*zip(*drawn, strict=True), marker="o", markersize=3.5, linewidth=1.4,
+                      color=colours[name], label=name)  # fmt: skip
         axis.set_title(titles[mode], fontsize=10)
         axis.set_xlabel("tokens in a window")
     if read["whole"]:
-        _by_position(axes[-1], record, colours)
+        for name, drawn in points_by_position(record).items():
+            axes[-1].plot(*zip(*drawn, strict=True), linewidth=1.4, color=colours[name])
+        axes[-1].set_title("by position in the longest window", fontsize=10)
+        axes[-1].set_xlabel("position of the token")
     for axis in axes:
         axis.axvline(trained, color="0.4", linewidth=0.9, linestyle="--")
         axis.set_xscale("log", base=2)
@@ -178,19 +212,3 @@ def figure(record: dict[str, Any]) -> Any:
     ordered = sorted(named, key=lambda name: -named[name].get_ydata()[-1])
     made.legend([named[name] for name in ordered], ordered, loc="outside right center", fontsize=8)
     return made
-
-
-def _by_position(axis: Any, record: dict[str, Any], colours: dict[str, Any]) -> None:
-    """Draw the loss at each place of the longest window that a method reads."""
-    for name, lengths in by_method(record, "whole").items():
-        read = [length for length, rows in lengths.items() if mean_loss(rows) is not None]
-        if not read:
-            continue
-        rows = lengths[max(read)]
-        points = []
-        for number, (start, end, _, _) in enumerate(rows[0]["by_position"]):
-            total = sum(row["by_position"][number][2] for row in rows) / len(rows)
-            points.append(((max(start, 1) * end) ** 0.5, math.exp(min(total, 30))))
-        axis.plot(*zip(*points, strict=True), linewidth=1.4, color=colours[name])
-    axis.set_title("by position in the longest window", fontsize=10)
-    axis.set_xlabel("position of the token")
