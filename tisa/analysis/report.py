@@ -1,16 +1,16 @@
 """The folder that `tisa analyze` writes: page, figures and numbers, whole or not at all."""
 
 import json
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tisa import store
 from tisa.analysis.numbers import numbers_of
 from tisa.analysis.whole import Analysis
+
+PARTS = {"index.html", "numbers.json", "figures"}
 
 
 def write_report(
@@ -23,38 +23,39 @@ def write_report(
 ) -> list[Path]:
     """Return the files of the report: index.html, numbers.json, and every figure as PNG and SVG.
 
-    Everything is written to a folder beside `out` first and moved when all of it is there.
+    A report that was there before gives way to it, whole.
     """
     from tisa.analysis.figures import figures_of, figures_of_all
     from tisa.analysis.page import page_of
 
     check_folder(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
     tell = progress or (lambda step: None)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
+    with store.new_folder(out, replace=True) as folder:
         for number, one in enumerate(found):
-            folder = partial / "figures" / folder_name(found, number)
             for name, shows, figure in figures_of(one):
                 tell(f"figure {name}")
-                _save(figure, folder / name, shows)
+                _save(figure, folder / "figures" / folder_name(found, number) / name, shows)
         for name, shows, figure in figures_of_all(found, scores):
             tell(f"figure {name}")
-            _save(figure, partial / "figures" / name, shows)
+            _save(figure, folder / "figures" / name, shows)
         tell("page")
         numbers = numbers_of_all(found, settings=settings, scores=scores)
         text = json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False)
-        (partial / "numbers.json").write_text(text + "\n", encoding="utf-8")
-        (partial / "index.html").write_text(page_of(found, numbers), encoding="utf-8")
-        return _move(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        (folder / "numbers.json").write_text(text + "\n", encoding="utf-8")
+        (folder / "index.html").write_text(page_of(found, numbers), encoding="utf-8")
+    return sorted(path for path in out.rglob("*") if path.is_file())
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a place for the report that is no folder."""
+    """Refuse a place for the report that is no folder, or a folder with files of others."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out: expected a folder, got the file {str(out)!r}")
+    others = {path.name for path in out.iterdir()} - PARTS if out.is_dir() else set()
+    if others:
+        raise ValueError(
+            f"out must be a new folder or one with a report in it, got {str(out)!r} with "
+            f"{min(others)!r} in it; name another folder"
+        )
 
 
 def numbers_of_all(
@@ -91,11 +92,3 @@ def _save(figure: Any, path: Path, shows: str) -> None:
 
     with rc_context({"svg.hashsalt": "tisa", "svg.fonttype": "none"}):
         figure.savefig(path.with_suffix(".svg"), metadata={"Description": shows, "Date": None})
-
-
-def _move(partial: Path, out: Path) -> list[Path]:
-    files = sorted(p.relative_to(partial) for p in partial.rglob("*") if p.is_file())
-    for file in files:
-        (out / file).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(partial / file, out / file)
-    return [out / file for file in files]

@@ -1,10 +1,11 @@
 """Finished chapters, kept in a folder: an interrupted demo goes on where it stopped."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
+
+from tisa import store
 
 KEY = "made_with.json"
 
@@ -18,8 +19,7 @@ class Parts:
         self.begun_anew = folder.is_dir() and (fresh or self._text(KEY) != key)
         if self.begun_anew:
             self._remove()
-        folder.mkdir(parents=True, exist_ok=True)
-        self._write(KEY, key)
+        store.write_text(folder / KEY, key)
 
     def read(self, chapter: str) -> dict[str, Any] | None:
         """Return what a finished chapter found; None where it is not finished."""
@@ -28,26 +28,17 @@ class Parts:
 
     def write(self, chapter: str, found: dict[str, Any]) -> None:
         """Keep what a chapter found."""
-        self._write(f"{chapter}.json", json.dumps(found, ensure_ascii=False, allow_nan=False))
+        text = json.dumps(found, ensure_ascii=False, allow_nan=False)
+        store.write_text(self.folder / f"{chapter}.json", text)
 
     def _text(self, name: str) -> str | None:
         path = self.folder / name
         return path.read_text(encoding="utf-8") if path.is_file() else None
 
-    def _write(self, name: str, text: str) -> None:
-        write_whole(self.folder / name, text)
-
     def _remove(self) -> None:
         if self._text(KEY) is None and any(self.folder.iterdir()):
             raise ValueError(
-                f"--out: {self.folder} has files in it that the demo did not write; "
-                "name another folder"
+                f"out must be a folder of the demo's own, got files in {self.folder} that the "
+                "demo did not write; name another folder"
             )
         shutil.rmtree(self.folder)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 import tisa
+from tisa import store
 from tisa_lab.demo.settings import Settings
 
 # In the order of the page, with what the progress bar calls them.
@@ -74,7 +75,7 @@ def tell(
         raise ValueError(f"--out: expected a folder, got the file {str(out)!r}")
     from tisa_lab.demo.opening import open_model
     from tisa_lab.demo.page import page_of
-    from tisa_lab.demo.parts import Parts, write_whole
+    from tisa_lab.demo.parts import Parts
     from tisa_lab.demo.replacing import given_back
     from tisa_lab.record import surroundings
 
@@ -118,8 +119,8 @@ def tell(
     }
     maps = demo["positions"].pop("maps")
     text = json.dumps(demo, indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(out / "demo.json", text + "\n")
-    write_whole(out / "index.html", page_of(demo, maps))
+    store.write_text(out / "demo.json", text + "\n")
+    store.write_text(out / "index.html", page_of(demo, maps))
     return demo
 
 
