@@ -23,7 +23,7 @@ def command(
 
     Args:
         methods: Methods, with commas between them; by default all.
-        out: Folder for criteria.md, criteria.json and criteria.png.
+        out: Folder for index.html, criteria.md, .json and .png.
         seed: Of the random parameters and contents.
         variations: Again with other random numbers and sizes.
         device: Where to measure; the numbers are float64.
@@ -34,6 +34,7 @@ def command(
 
     from tisa_lab.criteria.figure import require_matplotlib
     from tisa_lab.criteria.paper import CRITERIA
+    from tisa_lab.criteria.report import write
     from tisa_lab.criteria.sensitivity import variations as others
     from tisa_lab.criteria.settings import Settings
     from tisa_lab.criteria.table import ordered, run
@@ -67,18 +68,7 @@ def command(
     else:
         _print_table(record)
         if out is not None:
-            print(f"written to {out}: criteria.md, criteria.json, criteria.png")
-
-
-def write(record: dict[str, Any], out: Path) -> None:
-    """Write the record as JSON, Markdown and a figure into a folder."""
-    from tisa_lab.criteria.figure import figure
-    from tisa_lab.criteria.report import markdown
-
-    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    (out / "criteria.json").write_text(text, encoding="utf-8")
-    (out / "criteria.md").write_text(markdown(record), encoding="utf-8")
-    figure(record).savefig(out / "criteria.png", dpi=130)
+            print(f"written to {out}: index.html, criteria.md, criteria.json, criteria.png")
 
 
 def _print_table(record: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ def command(
         runs: Folders of finished `tisa-lab pretrain` runs.
         data: Documents: a text file, or a prepared folder.
         lengths: Tokens in a window, with commas.
-        out: Folder for extrapolation.json, .md and .png.
+        out: Folder for index.html, extrapolation.json, .md and .png.
         stride: Of the sliding windows.
         modes: whole (no overlap), sliding.
         max_tokens: Enough tokens to measure on.

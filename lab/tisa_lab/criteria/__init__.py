@@ -13,8 +13,10 @@
   interpretable.py  how much of the positional logits a function of the offset explains
   table.py          all of it for all methods: a record
   sensitivity.py    how the marks depend on the thresholds
-  report.py         the record as Markdown
+  report.py         the record as Markdown, as a page, and as files
   figure.py         the record as a figure
+  page.html         the page's sentences
+  marks.html        the table of marks, for this page and the demo's
 
 docs/methods.md explains the definitions and every disagreement.
 """

@@ -1,7 +1,12 @@
-"""The record as Markdown: the table, where it differs from the paper and why, sensitivity."""
+"""The record as Markdown and as a page: the table, where it differs and why, sensitivity."""
 
+import io
+import json
+from pathlib import Path
 from typing import Any
 
+from tisa import store
+from tisa.pages import page
 from tisa_lab.criteria.measurement import RULES
 from tisa_lab.criteria.paper import CRITERIA
 
@@ -37,6 +42,36 @@ def disagreements(record: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]
         for criterion, cell in row["cells"].items()
         if cell["paper"] is not None and cell["mark"] != cell["paper"]
     ]
+
+
+def write(record: dict[str, Any], out: Path) -> None:
+    """Write the record as JSON, Markdown, a figure and a page into a folder."""
+    from tisa_lab.criteria.figure import figure
+
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    store.write_text(out / "criteria.json", text)
+    store.write_text(out / "criteria.md", markdown(record))
+    store.write_text(out / "index.html", page_of(record))
+    drawn = io.BytesIO()
+    figure(record).savefig(drawn, dpi=130)
+    store.write_bytes(out / "criteria.png", drawn.getvalue())
+
+
+def page_of(record: dict[str, Any]) -> str:
+    """Return the page of a record."""
+    claimed = {
+        c: sum(row["cells"][c]["paper"] is not None for row in record["rows"]) for c in CRITERIA
+    }
+    return page(
+        "tisa_lab.criteria/page.html",
+        record=record,
+        claimed=claimed,
+        thresholds={c: threshold(c, record["settings"]) for c in CRITERIA},
+        differences=disagreements(record),
+        shown=shown,
+        mark=mark,
+        sentence=_sentence,
+    )
 
 
 def markdown(record: dict[str, Any]) -> str:

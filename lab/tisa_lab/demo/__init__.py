@@ -11,6 +11,6 @@ replacing.py    chapters 3 to 6: removed, replaced, distilled, read
 comparing.py    chapters 7 and 8: Table 1, and a race
 parts.py        finished chapters, kept
 story.py        all of it in order
-showing.py      numbers and drawings: values in, HTML out
-page.py         the page; page.html, page.css and page.js lie beside it
+page.py         numbers in, the page out
+page.html       its sentences
 """

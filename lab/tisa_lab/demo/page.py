@@ -1,20 +1,29 @@
 """The page: one self-contained HTML file, made of the numbers of demo.json and three maps.
 
-Its sentences are in page.html: `{{key as form}}` there is a number of demo.json, `{{name}}` a part
-that is made here.
+Its sentences are in page.html, where `n("removed.zeroed.closeness", "three")` is a number of
+demo.json in that form.
 """
 
-import json
-import re
-from collections.abc import Mapping
-from html import escape
-from importlib.resources import files
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tisa_lab.criteria.paper import CRITERIA
-from tisa_lab.criteria.report import disagreements, mark
-from tisa_lab.demo.showing import bars, legend, map_card, number, race_chart, tile
+from markupsafe import Markup
 
+from tisa.pages import page
+from tisa.pages.kit import minus
+from tisa_lab.criteria.report import disagreements, mark
+
+# How a number is written; `data-key` beside it says which one of demo.json it is.
+FORMS: dict[str, Callable[[Any], str]] = {
+    "count": lambda v: f"{v:,}",
+    "two": lambda v: f"{v:.2f}",
+    "three": lambda v: f"{v:.3f}",
+    "share": lambda v: f"{100 * v:.0f} %",
+    "tenth": lambda v: f"{100 * v:.1f} %",
+    "seconds": lambda v: f"{v:.0f} s",
+    "text": str,
+}
+# A stage of the model, what the page calls it, and where demo.json has what was measured.
 STAGES = {
     "original": ("as it came", "removed.original"),
     "zeroed": ("table removed", "removed.zeroed"),
@@ -22,101 +31,67 @@ STAGES = {
     "kernels": ("kernels, fitted", "kernels"),
     "distilled": ("kernels, distilled", "distilled"),
 }
-# Measure, its heading, chance, what it is, and what is said when it went up or down.
+# Measure, its heading, chance, and what it is.
 MEASURES = (
     ("closeness", "Sentence vectors kept", None,
-     "Mean cosine to the original's vectors, for sentences never trained on.",
-     "the vectors are closer", "the vectors are less close"),
+     "Mean cosine to the original's vectors, for sentences never trained on."),
     ("orders", "Word order recognised", 0.25,
      "Four orders of a sentence's words: is the vector nearest to the original's of the same "
-     "order? Broken line: chance.",
-     "more word orders are recognised", "fewer word orders are recognised"),
+     "order? Broken line: chance."),
     ("pairs", "Who did what to whom", 0.5,
      "Dog bites man, man bites dog: is the vector nearer to the original's of the same sentence "
-     "than of the other? Broken line: chance.",
-     "more pairs are told apart", "fewer pairs are told apart"),
+     "than of the other? Broken line: chance."),
 )  # fmt: skip
-MAPS = (
-    ("table", "inner products of the position vectors",
-     "<b>This model.</b> How alike the vectors of any two places are: brighter is more alike."),
-    ("fit", "the mean of each diagonal",
-     "<b>Distance alone.</b> Each diagonal replaced by its mean: all that a rule about distance "
-     "can say."),
-    ("chance", "the same for random numbers",
-     "<b>Chance.</b> The same picture for random numbers, a table of the same size."),
-)  # fmt: skip
+# What is said when a measure went up, and when it went down.
+CHANGES = {
+    "closeness": ("the vectors are closer", "the vectors are less close"),
+    "orders": ("more word orders are recognised", "fewer word orders are recognised"),
+    "pairs": ("more pairs are told apart", "fewer pairs are told apart"),
+}
 # From here on distance is said to explain much: R² off the diagonal above that of chance.
 MUCH = 0.2
 
 
 def page_of(demo: dict[str, Any], maps: Mapping[str, str]) -> str:
     """Return the page; `demo` is what demo.json holds, `maps` are PNG pictures in base64."""
-    heads = demo["curves"]["heads"]
+    curves, race = demo["curves"], demo["race"]
+    heads = [head | {"still": head["spread"] < curves["threshold"]} for head in curves["heads"]]
     widest = max(range(len(heads)), key=lambda i: heads[i]["spread"])
-    data = {"reach": demo["curves"]["reach"], "heads": heads, "first": widest}
-    race = demo["race"]
-    parts = {
-        "css": _part("page.css"),
-        "js": _part("page.js"),
-        # "<" could end the script that holds the data.
-        "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
-        "maps": "".join(map_card(maps[key], shows, said) for key, shows, said in MAPS),
-        "positions_verdict": _verdict(demo["positions"]),
-        "removed_bars": _measured(demo, ["original", "zeroed", "mean"]),
-        "removed_pairs": _pairs(demo, ["original", "zeroed"]),
-        "kernels_bars": _measured(demo, ["original", "mean", "kernels"]),
-        "distilled_told": _distilled(demo),
-        "distilled_bars": _measured(demo, ["original", "mean", "kernels", "distilled"]),
-        "distilled_pairs": _pairs(demo, ["original", "zeroed", "kernels", "distilled"]),
-        "heads": _heads(demo["curves"]),
-        "marks": _marks(demo["table1"]),
-        "differences": _differences(demo["table1"]),
-        "race_charts": _race_charts(demo),
-        "race_legend": legend(list(dict.fromkeys(row["method"] for row in race["rows"]))),
-        "answers": _answers(demo),
-        "times": ", ".join(
-            f"{name} {number(demo, f'seconds.{name}', 'seconds')}" for name in demo["seconds"]
-        ),
-        "quick": "<p class='warn'><strong>Made with --quick:</strong> everything ran, and its "
-        "numbers say little.</p>" if demo["settings"]["quick"] else "",
-    } | _model(demo)  # fmt: skip
+    tasks = list(dict.fromkeys(row["task"] for row in race["rows"]))
 
-    def filled(found: re.Match[str]) -> str:
-        name, _, form = found[1].partition(" as ")
-        return number(demo, name, form) if form else parts[name]
+    def number(key: str, form: str, tag: str = "span") -> Markup:
+        value = value_at(demo, key)
+        text = "–" if value is None else FORMS[form](value)
+        if form != "text":
+            text = minus(text)
+        return Markup(f'<{tag} data-key="{{}}">{{}}</{tag}>').format(key, text)
 
-    # In one pass: what is put in may itself hold braces.
-    return re.sub(r"\{\{(.+?)\}\}", filled, _part("page.html"))
+    return page(
+        "tisa_lab.demo/page.html",
+        data={
+            "curves": {"reach": curves["reach"], "heads": heads, "first": widest},
+            "names": list(dict.fromkeys(row["method"] for row in race["rows"])),
+            "charts": {task: _chart(race, task) for task in tasks},
+        },
+        demo=demo,
+        n=number,
+        width=lambda key: round(max(0.0, min(100.0, 100 * value_at(demo, key))), 2),
+        maps=maps,
+        stages=STAGES,
+        measures=MEASURES,
+        verdict=_verdict(demo["positions"]),
+        distilled=_distilled(demo["kernels"], demo["distilled"]),
+        differences=disagreements(demo["table1"]),
+        mark=mark,
+        tasks=tasks,
+    )
 
 
-def _part(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _model(demo: dict[str, Any]) -> dict[str, str]:
-    model = demo["model"]
-    name = escape(model["name"])
-    if model["kind"] == "small":
-        title = "A small model, trained on the spot"
-        told = (
-            "<p class='warn'><strong>No pretrained model could be had</strong> "
-            f"({escape(model['why'])}). What follows is about {name}: "
-            f"{number(demo, 'model.steps', 'count')} training steps on the demo's own sentences. "
-            "It shows how things work, not what they are worth. With a network, "
-            "<code>tisa-lab demo</code> takes a pretrained one.</p>"
-        )
-    elif model["kind"] == "wheel":
-        title = f"A real pretrained model: {name}"
-        told = (
-            "<p>It turns an English sentence into a vector, so that sentences of the same meaning "
-            f"lie close together. It came in the PyPI package <code>{escape(model['package'])}"
-            f"</code> ({number(demo, 'model.megabytes', 'count')} MB, {escape(model['licence'])}), "
-            "whose checksum was compared before it was opened.</p>"
-        )
-    else:
-        title = f"Your model: {name}"
-        told = "<p>Read from the folder that was named.</p>"
-    return {"model_title": title, "model_told": told}
+def value_at(demo: Any, key: str) -> Any:
+    """Return the value at a key such as "removed.zeroed.closeness" or "race.rows.3.seconds"."""
+    for part in key.split("."):
+        demo = demo[int(part)] if isinstance(demo, list) else demo[part]
+    return demo
 
 
 def _verdict(found: dict[str, Any]) -> str:
@@ -135,127 +110,28 @@ def _verdict(found: dict[str, Any]) -> str:
     )
 
 
-def _measured(demo: dict[str, Any], stages: list[str]) -> str:
-    """Return the three measures as bars, a row for each stage."""
-    cards = []
-    for measure, title, chance, words, _, _ in MEASURES:
-        rows = [(s, STAGES[s][0], f"{STAGES[s][1]}.{measure}") for s in stages]
-        cards.append(
-            f'<figure class="card"><h3>{title}</h3>{bars(demo, title, rows, chance)}'
-            f"<figcaption>{words}</figcaption></figure>"
-        )
-    return f'<div class="row">{"".join(cards)}</div>'
-
-
-def _pairs(demo: dict[str, Any], stages: list[str]) -> str:
-    """Return how alike each model finds two sentences of the same words."""
-    header = "".join(f"<th>{STAGES[s][0]}</th>" for s in stages)
-    rows = "".join(
-        f"<tr><td>{escape(one)}<br>{escape(other)}</td>"
-        + "".join(number(demo, f"{STAGES[s][1]}.alike.{i}", "three", "td") for s in stages)
-        + "</tr>"
-        for i, (one, other) in enumerate(demo["removed"]["pairs"][:4])
-    )
-    return (
-        '<figure class="card"><h3>How alike are these two?</h3><div class="scroll">'
-        '<table class="sentences"><thead>'
-        f"<tr><th></th>{header}</tr></thead><tbody>{rows}</tbody></table></div><figcaption>Cosine "
-        "of the two vectors; at 1 the model cannot tell them apart.</figcaption></figure>"
-    )
-
-
-def _distilled(demo: dict[str, Any]) -> str:
+def _distilled(before: dict[str, Any], after: dict[str, Any]) -> str:
     """Return what distillation brought in this run, and what it cost."""
-    before, after, back = demo["kernels"], demo["distilled"], demo["given_back"]
-    better = [up for measure, *_, up, _ in MEASURES if after[measure] > before[measure]]
-    worse = [down for measure, *_, down in MEASURES if after[measure] < before[measure]]
+    better = [up for measure, (up, _) in CHANGES.items() if after[measure] > before[measure]]
+    worse = [down for measure, (_, down) in CHANGES.items() if after[measure] < before[measure]]
     told = f"In this run {_list(better)}." if better else "In this run it brought nothing more."
-    if worse:
-        told += f" But {_list(worse)}."
-    if back["distilled"] is not None:
-        told += (
-            " Of what removing the table cost the vectors, "
-            f"{number(demo, 'given_back.distilled', 'share')} is back "
-            f"({number(demo, 'given_back.kernels', 'share')} before this step)."
-        )
-    return told
+    return told + (f" But {_list(worse)}." if worse else "")
 
 
 def _list(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
-def _heads(curves: dict[str, Any]) -> str:
-    layers: dict[int, list[str]] = {}
-    for head in curves["heads"]:
-        cares = head["spread"] >= curves["threshold"]
-        layers.setdefault(head["layer"], []).append(tile(head, cares))
-    return "".join(
-        f'<div class="layer" style="--heads:{len(tiles)}"><span>layer {layer}</span>'
-        f"{''.join(tiles)}</div>"
-        for layer, tiles in layers.items()
-    )
-
-
-def _marks(table: dict[str, Any]) -> str:
-    header = "".join(f"<th>{criterion}</th>" for criterion in CRITERIA)
-    rows = []
-    for row in table["rows"]:
-        cells = []
-        for criterion in CRITERIA:
-            cell = row["cells"][criterion]
-            differs = cell["paper"] is not None and cell["mark"] != cell["paper"]
-            kind = ("yes" if cell["mark"] else "no") + (" differs" if differs else "")
-            seen = escape(cell["evidence"])
-            cells.append(f'<td class="{kind}" title="{seen}">{mark(cell["mark"])}</td>')
-        ours = ' class="ours"' if row["method"] == "tisa" else ""
-        rows.append(f"<tr{ours}><td>{escape(row['row'])}</td>{''.join(cells)}</tr>")
-    return (
-        f'<table id="marks"><thead><tr><th>method</th>{header}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
-
-
-def _differences(table: dict[str, Any]) -> str:
-    others = "".join(
-        f"<li><strong>{escape(row)}, {criterion}</strong>: measured {mark(cell['mark'])}, the "
-        f"paper has {mark(cell['paper'])}. {escape(cell['evidence'])}.</li>"
-        for row, criterion, cell in disagreements(table)
-    )
-    if not others:
-        return ""
-    return f"<details><summary>Where they differ, and why</summary><ul>{others}</ul></details>"
-
-
-def _race_charts(demo: dict[str, Any]) -> str:
-    offset = number(demo, "race.offset", "count")
-    about = {
-        "find": f"<b>find</b>: which letter stands {offset} places before me?",
-        "reverse": "<b>reverse</b>: write the letters again, from the last to the first.",
-    }
-    return "".join(
-        f'<figure class="card">{race_chart(demo["race"], task)}<figcaption>'
-        f"{about.get(task, f'<b>{task}</b>.')} Right answers against tokens in the input."
-        "</figcaption></figure>"
-        for task in dict.fromkeys(row["task"] for row in demo["race"]["rows"])
-    )
-
-
-def _answers(demo: dict[str, Any]) -> str:
-    race = demo["race"]
-    tasks = list(dict.fromkeys(row["task"] for row in race["rows"]))
-    header = "".join(f"<th>{task}<br>{n} tokens</th>" for task in tasks for n in race["lengths"])
-    rows = []
-    for method in dict.fromkeys(row["method"] for row in race["rows"]):
-        cells = "".join(
-            number(demo, f"race.rows.{i}.accuracy.{factor}", "share", "td")
-            for i, row in enumerate(race["rows"])
-            if row["method"] == method
-            for factor in row["accuracy"]
-        )
-        kind = ' class="ours"' if method in ("tisa", "near-far") else ""
-        rows.append(f"<tr{kind}><td>{escape(method)}</td>{cells}</tr>")
-    return (
-        f'<table id="answers"><thead><tr><th>method</th>{header}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
+def _chart(race: dict[str, Any], task: str) -> dict[str, Any]:
+    """Return right answers against length, a line for each method."""
+    lengths = race["lengths"]
+    lines = [
+        {"name": row["method"], "xs": lengths, "ys": list(row["accuracy"].values())}
+        for row in race["rows"]
+        if row["task"] == task
+    ]
+    return {
+        "width": 460, "height": 280, "x": [lengths[0], lengths[-1]], "y": [0, 1], "percent": True,
+        "xLog": True, "xTicks": lengths, "yTicks": [0, 0.25, 0.5, 0.75, 1], "xName": "tokens",
+        "lines": lines, "label": f"right answers in {task} against tokens",
+    }  # fmt: skip

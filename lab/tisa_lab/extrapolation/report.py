@@ -14,10 +14,13 @@ TITLES = {"whole": "Without overlap", "sliding": "Sliding windows"}
 
 
 def write(record: dict[str, Any], out: Path) -> None:
-    """Write the record, its tables and its figure into a folder."""
+    """Write the record, its tables, its figure and the page of all of them into a folder."""
+    from tisa_lab.extrapolation.page import page_of
+
     text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
     write_text(out / "extrapolation.json", text)
     write_text(out / "extrapolation.md", markdown(record))
+    write_text(out / "index.html", page_of(record))
     figure(record).savefig(out / "extrapolation.png", dpi=130)
 
 

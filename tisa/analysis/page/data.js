@@ -1,6 +1,4 @@
-"use strict";
 // The embedded numbers, decoded; nothing here touches the page.
-const DATA = JSON.parse(document.getElementById("data").textContent);
 
 function bytes(text) {
   const raw = atob(text), out = new Uint8Array(raw.length);
@@ -70,11 +68,6 @@ function toeplitzOf(map, side) {
   for (let i = 0; i < side; i++)
     for (let j = 0; j < side; j++) { sums[j - i + side - 1] += map[i * side + j]; counts[j - i + side - 1]++; }
   return sums.map((s, t) => s / counts[t]);
-}
-
-// What can be read of a model's heads: by weights, by learned curve, by text.
-function sourcesOf(model) {
-  return model.sources;
 }
 
 // One head's curve, {offsets, values}, and its kernels if there are any.

@@ -1,4 +1,3 @@
-"use strict";
 // The playground: kernels to drag, the Toeplitz matrix they give, and where a sentence then looks.
 const REACH = 12;
 const HUES = ["blue", "orange", "green", "pink", "gold", "sky"];
@@ -25,7 +24,7 @@ function playCurve() {
     const values = ks.map((k) => kernelSum([kernel], k));
     place.svg.append(make("path", { d: `M${place.px(-REACH)} ${place.py(0)}` + ks.map((k, i) => `L${place.px(k).toFixed(1)} ${place.py(values[i]).toFixed(1)}`).join("") + `L${place.px(REACH)} ${place.py(0)}Z`, fill: `var(--${HUES[s]})`, opacity: 0.17 }));
   });
-  place.svg.append(make("line", { x1: place.left, x2: place.width - place.right, y1: place.py(0), y2: place.py(0), stroke: "var(--soft)" }), line(place, ks, sum, "var(--ink)", { "stroke-width": 2.6, id: "play-line" }));
+  place.svg.append(across(place, 0, { stroke: "var(--soft)" }), line(place, ks, sum, "var(--ink)", { "stroke-width": 2.6, id: "play-line" }));
   for (let k = -REACH; k <= REACH; k++) place.svg.append(make("circle", { cx: place.px(k), cy: place.py(kernelSum(play.kernels, k)), r: 2.8, fill: "var(--ink)" }));
   const unit = (place.width - place.left - place.right) / (2 * REACH), rise = (place.height - place.top - place.bottom) / (2 * play.top);
   play.kernels.forEach((kernel, s) => {
@@ -84,17 +83,15 @@ function playMaps() {
   play.word = clamp(play.word, n - 1);
   const scores = new Float32Array(n * n), weights = new Float32Array(n * n);
   for (let i = 0; i < n; i++) {
-    let top = -Infinity, sum = 0;
-    for (let j = 0; j < n; j++) { scores[i * n + j] = kernelSum(play.kernels, j - i); if (!causal || j <= i) top = Math.max(top, scores[i * n + j]); }
-    for (let j = 0; j < n; j++) { weights[i * n + j] = causal && j > i ? 0 : Math.exp(scores[i * n + j] - top); sum += weights[i * n + j]; }
-    for (let j = 0; j < n; j++) weights[i * n + j] /= sum;
+    for (let j = 0; j < n; j++) scores[i * n + j] = kernelSum(play.kernels, j - i);
+    weights.set(softmax(Array.from(scores.subarray(i * n, causal ? i * n + i + 1 : (i + 1) * n))), i * n);
   }
   const limit = Math.max(0.5, ...scores.map(Math.abs));
   for (const [id, values, low, high, diverging, name] of [["play-toeplitz", scores, -limit, limit, true, "score"], ["play-attention", weights, 0, Math.max(...weights), false, "weight"]]) {
     const canvas = byId(id), out = byId(id + "-out");
     paint(canvas, values, n, n, low, high, diverging);
     canvas.setAttribute("aria-label", `${name} of each pair of words: ${words.join(" ")}`);
-    const tell = (i, j) => { out.textContent = `“${words[i]}” → “${words[j]}” (offset ${String(j - i).replace("-", "−")}): ${name} ${name === "weight" ? number(100 * values[i * n + j], 1) + " %" : number(values[i * n + j], 2)}`; };
+    const tell = (i, j) => { out.textContent = `“${words[i]}” → “${words[j]}” (offset ${minus(j - i)}): ${name} ${name === "weight" ? number(100 * values[i * n + j], 1) + " %" : number(values[i * n + j], 2)}`; };
     canvas.onpointermove = (event) => { const box = canvas.getBoundingClientRect(); tell(clamp(Math.floor(((event.clientY - box.top) / box.height) * n), n - 1), clamp(Math.floor(((event.clientX - box.left) / box.width) * n), n - 1)); };
     let at = [play.word, play.word];
     canvas.onkeydown = (event) => {
@@ -105,14 +102,8 @@ function playMaps() {
       tell(...at);
     };
   }
-  const row = weights.subarray(play.word * n, (play.word + 1) * n), most = Math.max(...row), box = byId("words"), had = box.contains(document.activeElement);
-  radios(box, words, play.word, (i) => { play.word = i; playMaps(); }, (i) => `${words[i]}: ${number(100 * row[i], 1)} % of the attention of ${words[play.word]}`);
-  box.querySelectorAll("button").forEach((button, j) => {
-    button.append(make("small", { text: row[j] < 0.0005 ? "0" : `${number(100 * row[j], 0)} %` }));
-    if (j !== play.word) button.style.background = `color-mix(in srgb, var(--orange) ${Math.round((70 * row[j]) / most)}%, var(--card))`;
-    else button.style.boxShadow = `inset 0 -4px 0 color-mix(in srgb, var(--orange) ${Math.round((100 * row[j]) / most)}%, transparent)`;
-  });
-  if (had) box.querySelectorAll("button")[play.word].focus();
+  const row = Array.from(weights.subarray(play.word * n, (play.word + 1) * n));
+  lookingWords(byId("words"), words, row, play.word, (i) => { play.word = i; playMaps(); });
 }
 
 function drawPlay(sliding) {
@@ -130,14 +121,13 @@ function startPlay() {
   byId("presets").replaceChildren(...PRESETS.map(([name, kernels]) => make("button", { type: "button", text: name, onclick: () => { play.kernels = kernels.map((k) => ({ ...k })); drawPlay(); } })));
   byId("add-kernel").addEventListener("click", () => { if (play.kernels.length < HUES.length) play.kernels.push({ a: 2, b: 0.4, c: play.kernels.length + 1 }); drawPlay(); });
   byId("take-head").addEventListener("click", () => {
-    const model = DATA.models[state.a], source = sourcesOf(model)[state.source];
+    const model = DATA.models[state.a], source = model.sources[state.source];
     const found = source ? kernelsOf(source, state.layer, state.head, Math.min(5, state.kernels || 5), false) : null;
     if (found && found.list.length) { play.kernels = found.list.map((k) => ({ a: k.a, b: Math.max(1e-4, Math.abs(k.b)), c: k.c })); drawPlay(); }
   });
   byId("causal").addEventListener("change", () => playMaps());
   byId("sentence").addEventListener("input", () => playMaps());
-  window.addEventListener("resize", () => playCurve());
-  drawPlay();
+  drawn(() => drawPlay());
 }
 
 start();

@@ -1,9 +1,6 @@
-"use strict";
 // The report: one state, one function per panel, everything redrawn from the state.
 const state = { a: 0, b: -1, view: 0, source: 0, layer: 0, head: 0, kernels: 5, reach: 64, component: 0 };
-const byId = (id) => document.getElementById(id);
 const VIEWS = ["P", "its Toeplitz fit", "what the fit leaves", "the table E_P"];
-const clamp = (value, most) => Math.max(0, Math.min(value, most));
 
 function gauge(part, null_, interval) {
   const svg = make("svg", { class: "gauge", viewBox: "0 0 200 26", preserveAspectRatio: "none", role: "img",
@@ -17,11 +14,11 @@ function gauge(part, null_, interval) {
 }
 
 function card(big, what, extra, id) {
-  return make("div", { class: "card" }, make("p", { class: "big", text: big, "data-number": id }), extra || null, make("p", { class: "what", text: what }));
+  return make("div", { class: "card" }, make("p", { class: "big", text: big, "data-number": id }), extra || null, make("p", { text: what }));
 }
 
 function summaryPanel(model) {
-  const n = model.numbers, panel = make("div", {}, make("h3", { text: `${n.name} · ${n.family}` })), cards = make("div", { class: "cards" });
+  const n = model.numbers, panel = make("div", {}, make("h3", { text: `${n.name} · ${n.family}` })), cards = make("div", { class: "row facts" });
   if (n.toeplitz) {
     const t = n.toeplitz.table;
     cards.append(
@@ -57,7 +54,7 @@ function gramPanel(model) {
   if (state.view === 3) {
     const values = unpack(model.table), limit = quantile(values.map(Math.abs), 0.995);
     const rows = [1, 2, 100, n >> 1].filter((r, i, all) => r < n && all.indexOf(r) === i);
-    return make("div", { class: "split" }, mapFigure({ values, rows: n, columns: d, low: -limit, high: limit, diverging: true, caption: `${name}: E_P, ${n} positions × ${model.numbers.width} dimensions${d < model.numbers.width ? " (strongest " + d + ")" : ""}`,
+    return make("div", { class: "row two" }, mapFigure({ values, rows: n, columns: d, low: -limit, high: limit, diverging: true, caption: `${name}: E_P, ${n} positions × ${model.numbers.width} dimensions${d < model.numbers.width ? " (strongest " + d + ")" : ""}`,
       label: `Table of position embeddings of ${name}, ${n} by ${d}: no structure that can be read`, ends: ["dimension 0", `${d - 1}`], side: "↓ position",
       read: (i, j) => `position ${i}, dimension ${j}: ${number(values[i * d + j], 4)}` }), rowsFigure(rows, (r) => values.subarray(r * d, (r + 1) * d), limit));
   }
@@ -67,7 +64,7 @@ function gramPanel(model) {
   const diverging = state.view === 2;
   const limit = diverging ? quantile(values.map(Math.abs), 0.995) : 0;
   const low = diverging ? -limit : quantile(gram.map, 0.005), high = diverging ? limit : quantile(gram.map, 0.995);
-  return make("div", { class: "split" }, mapFigure({ values, rows: side, columns: side, low, high, diverging, caption: `${name}: ${VIEWS[state.view]}, R² ${number(model.numbers.toeplitz.table.r2)}`,
+  return make("div", { class: "row two" }, mapFigure({ values, rows: side, columns: side, low, high, diverging, caption: `${name}: ${VIEWS[state.view]}, R² ${number(model.numbers.toeplitz.table.r2)}`,
     label: `Heat map of ${VIEWS[state.view]} for ${name}, ${n} by ${n} positions, Toeplitz R² ${number(model.numbers.toeplitz.table.r2)}`, ends: ["position 0", `${n - 1}`], side: "↓ position",
     read: (i, j) => { const p = i * gram.step, q = j * gram.step; return `P[${p}, ${q}] = ${number(gramEntry(model, p, q), 4)} · offset ${q - p}: mean ${number(at(i, j), 4)}`; } }), diagonalFigure(gram, n));
 }
@@ -166,15 +163,14 @@ function curveFigure(model, source, layer, head) {
     const path = `M${place.px(start)} ${Math.max(place.top, Math.min(place.height - place.bottom, base))}` + values.map((v, i) => `L${place.px(fine[i]).toFixed(1)} ${inside(v).toFixed(1)}`).join("") + `L${place.px(end)} ${Math.max(place.top, Math.min(place.height - place.bottom, base))}Z`;
     place.svg.append(make("path", { d: path, fill: "var(--green)", opacity: 0.2, class: "kernel-area" }));
   });
-  place.svg.append(make("line", { x1: place.px(0), x2: place.px(0), y1: place.top, y2: place.height - place.bottom, stroke: "var(--soft)", "stroke-dasharray": "2 3" }),
-    line(place, xs, ys, "var(--blue)", { class: "curve", "stroke-width": 2.4 }));
+  place.svg.append(upright(place, 0, { stroke: "var(--soft)", "stroke-dasharray": "2 3" }),
+    line(place, xs, ys, "var(--blue)", { class: "curve" }));
   if (kernels && kernels.size) place.svg.append(line(place, fine, sum, "var(--orange)", { "stroke-dasharray": "7 4", class: "fit" }));
   const out = make("p", { class: "readout", "aria-live": "polite", text: said });
   place.svg.addEventListener("pointermove", (event) => {
-    const box = place.svg.getBoundingClientRect();
-    const k = Math.round(start + ((((event.clientX - box.left) / box.width) * place.width - place.left) / (place.width - place.left - place.right)) * (end - start));
+    const k = Math.round(place.under(event));
     if (k < start || k > end) return;
-    out.textContent = `k = ${String(k).replace("-", "−")}: ${number(curve.values[k - curve.first])}` + (kernels ? `, kernels ${number(kernels.constant + kernelSum(kernels.list, k))}` : "");
+    out.textContent = `k = ${minus(k)}: ${number(curve.values[k - curve.first])}` + (kernels ? `, kernels ${number(kernels.constant + kernelSum(kernels.list, k))}` : "");
   });
   place.svg.addEventListener("pointerleave", () => { out.textContent = said; });
   return make("figure", { class: "card" }, make("figcaption", { text: `f(k): mean diagonal${kernels ? ", and its kernels" : ""}` }), place.svg,
@@ -182,7 +178,7 @@ function curveFigure(model, source, layer, head) {
 }
 
 function headsPanel(model) {
-  const sources = sourcesOf(model);
+  const sources = model.sources;
   if (!sources.length) return make("p", { class: "note", text: "Nothing to read heads from." });
   const wanted = DATA.models[state.a].sources[state.source];
   const source = sources.find((s) => wanted && s.key === wanted.key) || sources[0];
@@ -194,10 +190,10 @@ function headsPanel(model) {
     ? `R² ${number(found.r2[head])}${found.null[head] === null ? "" : ` (positions shuffled: ${number(found.null[head])})`} · strength ${number(found.strength[head])} logits: ${found.sensitive[head] ? "position-sensitive" : "position-blind"}`
     : source.note;
   return make("div", {}, make("h3", { text: title }), make("p", { class: "note", "data-head-about": "", text: about }), headPicker(model, source, layer, head),
-    make("div", { class: "split" },
+    make("div", { class: "row two" },
       mapFigure({ values: shown, rows: map.side, columns: map.side, low: -limit, high: limit, diverging: true, caption: "F̂_P, rows less their mean: orange draws attention, blue turns it away",
         label: `Positional attention of ${title}`, ends: ["key 0", `${n - 1}`], side: "↓ query",
-        read: (i, j) => { const p = i * map.step, q = j * map.step; return `query ${p}, key ${q} (offset ${String(q - p).replace("-", "−")}): ${number(map.entry(p, q))} logits`; } }),
+        read: (i, j) => { const p = i * map.step, q = j * map.step; return `query ${p}, key ${q} (offset ${minus(q - p)}): ${number(map.entry(p, q))} logits`; } }),
       curveFigure(model, source, layer, head)));
 }
 
@@ -214,7 +210,7 @@ function partsPanel(model) {
   const lut = LUT.sequential, step = Math.max(1, Math.floor(rows / 600));
   for (let i = 0; i < rows; i += step) { const l = Math.round((255 * i) / (rows - 1)) * 3; square.svg.append(make("circle", { cx: square.px(xs[i]).toFixed(1), cy: square.py(ys[i]).toFixed(1), r: 3, fill: `rgb(${lut[l]},${lut[l + 1]},${lut[l + 2]})` })); }
   const period = (c) => number(rows / Math.max(1, n.pca.frequencies[c]), 1);
-  const panel = make("div", {}, make("h3", { text: n.name }), make("div", { class: "split" }, make("figure", { class: "card" },
+  const panel = make("div", {}, make("h3", { text: n.name }), make("div", { class: "row two" }, make("figure", { class: "card" },
     make("figcaption", { text: `The table's path, first position dark, last bright. Strongest periods: ${period(first)} and ${period(first + 1)} positions.` }), square.svg,
     make("p", { class: "note", text: `One fixed rotation takes each row to the next with R² ${number(n.pca.step_r2)}; standing still would give ${number(n.pca.still_r2)}.` }))));
   if (n.logit_terms) {
@@ -225,15 +221,14 @@ function partsPanel(model) {
       svg.append(make("text", { x: 56, y: 24 * h + 17, "text-anchor": "end", text: `head ${h + 1}` }));
       row.forEach((share, i) => {
         const bar = make("rect", { x, y: 24 * h + 4, width: Math.max(0, share * room), height: 17, fill: `var(--${colours[i]})` });
-        bar.append(document.createElementNS(SVG, "title"));
-        bar.firstChild.textContent = `head ${h + 1}, ${terms.names[i]}: ${number(100 * share, 1)} %`;
+        bar.append(make("title", { text: `head ${h + 1}, ${terms.names[i]}: ${number(100 * share, 1)} %` }));
         svg.append(bar);
         x += share * room;
       });
     });
     for (const t of [0, 0.5, 1]) svg.append(make("text", { x: 62 + room * t, y: height - 10, "text-anchor": "middle", text: `${100 * t} %` }));
     const names = { "position-position": "position × position", "position-word": "query's position × key's word", "word-position": "query's word × key's position", "word-word": "word × word", position: "key's position alone", word: "key's word alone" };
-    panel.querySelector(".split").append(make("figure", { class: "card" }, make("figcaption", { text: "What the first layer's logits are made of, by variance" }), svg,
+    panel.querySelector(".row").append(make("figure", { class: "card" }, make("figcaption", { text: "What the first layer's logits are made of, by variance" }), svg,
       legend(terms.names.map((t, i) => [colours[i], names[t]]))));
   }
   return panel;
@@ -249,7 +244,7 @@ function drawPanel(name) {
 }
 
 function drawHeads(focus) {
-  const model = DATA.models[state.a], sources = sourcesOf(model);
+  const model = DATA.models[state.a], sources = model.sources;
   state.source = clamp(state.source, sources.length - 1);
   const source = sources[state.source];
   state.layer = clamp(state.layer, source.layers.length - 1);
@@ -275,10 +270,7 @@ function drawAll() {
 }
 
 function start() {
-  const names = DATA.models.map((m) => m.numbers.name), stored = window.matchMedia("(prefers-color-scheme: dark)");
-  document.documentElement.dataset.theme = stored.matches ? "dark" : "light";
-  stored.addEventListener("change", (event) => { document.documentElement.dataset.theme = event.matches ? "dark" : "light"; drawAll(); drawPlay(); });
-  byId("theme").addEventListener("click", () => { document.documentElement.dataset.theme = dark() ? "light" : "dark"; drawAll(); drawPlay(); });
+  const names = DATA.models.map((m) => m.numbers.name);
   options(byId("model-a"), names, 0);
   byId("model-b").replaceChildren(make("option", { value: -1, text: "nothing" }), ...names.map((name, i) => make("option", { value: i, text: name })));
   if (names.length < 2) byId("beside").hidden = true;
@@ -293,9 +285,6 @@ function start() {
     state.head = all.indexOf(Math.max(...all));
   }
   options(byId("components"), ["1 and 2", "3 and 4", "5 and 6", "7 and 8"], 0);
-  let small = narrow();
-  window.addEventListener("resize", () => { if (small !== narrow()) { small = narrow(); drawAll(); } });
-  byId("about").textContent = Object.entries(DATA.about).map(([k, v]) => `${k} ${v}`).join(", ");
-  drawAll();
+  drawn(drawAll);
   startPlay();
 }
