@@ -19,7 +19,8 @@ from little_models import model_of
 from tisa import cli
 from tisa.analysis import analyze, numbers_of
 from tisa.analysis.figures import figures_of
-from tisa.analysis.report import folder_name
+from tisa.analysis.page import page_of
+from tisa.analysis.report import folder_name, numbers_of_all, write_report
 
 
 @pytest.fixture(scope="module")
@@ -463,3 +464,26 @@ def test_the_loader_alone_needs_no_network_and_no_transformers():
         cwd=Path(__file__).parents[2],
     )
     assert answer.returncode == 0, answer.stderr
+
+
+def test_a_report_gives_way_to_a_newer_one_and_never_takes_the_place_of_others(little, tmp_path):
+    out = tmp_path / "out"
+    found = [analyze(little / "t5")]
+    first = write_report(found, out)
+    (out / "figures" / "of-an-older-version.png").touch()
+    assert write_report(found, out) == first
+    (out / "thesis.tex").write_text("years of work")
+    answer = run(little / "t5", "--out", out)
+    assert isinstance(answer.exception, ValueError)
+    assert "out must be a new folder or one with a report in it" in str(answer.exception)
+    assert (out / "thesis.tex").read_text() == "years of work"
+    assert sorted([*first, out / "thesis.tex"]) == sorted(p for p in out.rglob("*") if p.is_file())
+
+
+def test_a_models_name_cannot_run_script(little):
+    hostile = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+    found = [replace(analyze(little / "t5"), name=hostile)]
+    page = page_of(found, numbers_of_all(found, settings={"text": hostile}))
+    assert "<script>alert" not in page
+    assert "<img" not in page
+    assert page.count("<script") == page.count("</script>") == 2

@@ -117,17 +117,25 @@ function plot(figure) {
   const box = { x: place.left - 4, y: place.top - 4, width: place.width - place.left - place.right + 8, height: place.height - place.top - place.bottom + 8 };
   place.svg.append(make("clipPath", { id: clip }, make("rect", box)));
   if (given.mark) place.svg.append(upright(place, given.mark, { stroke: "var(--soft)", "stroke-dasharray": "4 4" }), make("text", { x: place.px(given.mark) + 5, y: place.top + 8, text: "trained" }));
-  const out = make("p", { class: "readout", "aria-live": "polite", text: " " });
+  const out = make("p", { class: "readout", "aria-live": "polite", text: " " }), ring = make("circle", { r: 6, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5, cx: -99 }), points = [];
   for (const { name, xs, ys } of given.lines) {
     const { hue, dash, wide } = styles[name];
     inside.append(line(place, xs, ys, `var(--${hue})`, { "stroke-width": wide, "stroke-dasharray": dash }));
     xs.forEach((x, i) => {
       if (!Number.isFinite(ys[i])) return;
-      const tell = () => { out.textContent = `${name}, ${given.xName} ${number(x, 0)}: ${given.percent ? percent(ys[i]) : number(ys[i])}`; };
-      inside.append(make("circle", { cx: place.px(x), cy: place.py(ys[i]), r: given.dots === false ? 0 : 3, fill: `var(--${hue})` }),
-        make("circle", { cx: place.px(x), cy: place.py(ys[i]), r: 9, fill: "transparent", onpointerenter: tell }));
+      points.push({ cx: place.px(x), cy: place.py(ys[i]), text: `${name}, ${given.xName} ${number(x, 0)}: ${given.percent ? percent(ys[i]) : number(ys[i])}` });
+      if (given.dots !== false) inside.append(make("circle", { cx: place.px(x), cy: place.py(ys[i]), r: 3, fill: `var(--${hue})` }));
     });
   }
+  inside.append(ring);
+  place.svg.addEventListener("pointermove", (event) => {
+    const frame = place.svg.getBoundingClientRect(), scale = place.width / frame.width;
+    const far = (p) => Math.hypot(p.cx - (event.clientX - frame.left) * scale, p.cy - (event.clientY - frame.top) * scale);
+    const near = points.reduce((best, p) => (far(p) < far(best) ? p : best));
+    ring.setAttribute("cx", near.cx);
+    ring.setAttribute("cy", near.cy);
+    out.textContent = near.text;
+  });
   place.svg.append(inside);
   figure.querySelector("[data-here]").replaceChildren(place.svg, out);
 }
