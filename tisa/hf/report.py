@@ -59,7 +59,7 @@ def head_of(layer: int, head: int, curve: torch.Tensor) -> dict[str, Any]:
         "peak": peak,
         "spread": round(high - low, 3),
         "values": [round(value, 3) for value in curve.tolist()],
-        "told": minus(f"{low:.2f} … {high:.2f}, {at}"),
+        "told": minus(f"{low:z.2f} … {high:z.2f}, {at}"),
     }
 
 

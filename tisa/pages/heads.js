@@ -26,6 +26,6 @@ function drawHead() {
 
 document.querySelectorAll(".head").forEach((button, i) => {
   button.append(tile(DATA.curves.heads[i].values));
-  button.addEventListener("click", () => { look.head = i; drawHead(); });
+  button.addEventListener("click", () => { look.head = i; drawHead(); byId("large").parentElement.scrollIntoView({ block: "nearest" }); });
 });
 drawn(drawHead);

@@ -34,7 +34,7 @@ function summaryPanel(model) {
     });
     for (const block of n.blocks) body.push(make("tr", {}, make("td", { text: `among positions ${block.start}–${block.end - 1}` }), ...[block.r2, block.null, block.off_diagonal, block.off_diagonal_null].map((v) => make("td", { text: number(v) }))));
     if (n.grid) body.push(make("tr", {}, make("td", { text: `by step on the ${n.grid.rows} × ${n.grid.columns} grid` }), ...[n.grid.r2, n.grid.null, n.grid.off_diagonal, n.grid.off_diagonal_null].map((v) => make("td", { text: number(v) }))));
-    panel.append(cards, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Toeplitz R² in detail" }, make("table", {},
+    panel.append(cards, make("div", { class: "card scroll", tabindex: 0, role: "region", "aria-label": "Toeplitz R² in detail" }, make("table", {},
       make("thead", {}, make("tr", {}, ...["Toeplitz R² of", "whole", "chance", "off diagonal", "chance"].map((h) => make("th", { scope: "col", text: h })))),
       make("tbody", {}, ...body))));
     if (n.leading_rows) panel.append(make("p", { class: "note", text: `The table's first ${n.leading_rows} rows are left out: no token ever gets them.` }));
