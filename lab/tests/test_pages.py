@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tisa_lab.criteria import report as criteria
-from tisa_lab.extrapolation import report as extrapolation
-from tisa_lab.extrapolation.tables import table
+from tisa_lab.extrapolation import page as extrapolation
+from tisa_lab.extrapolation.report import table
 
 RECORDS = Path(__file__).parents[2] / "docs/records"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")

@@ -32,7 +32,7 @@ def command(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from tisa_lab.criteria.figure import require_matplotlib
+    from tisa.packages import needed
     from tisa_lab.criteria.paper import CRITERIA
     from tisa_lab.criteria.report import write
     from tisa_lab.criteria.sensitivity import variations as others
@@ -42,7 +42,7 @@ def command(
 
     if out is not None:
         # Before the minute of measuring, not after it.
-        require_matplotlib()
+        needed("matplotlib.figure", "figures", "tisa-lab")
         out.mkdir(parents=True, exist_ok=True)
     names = ordered(None if methods is None else [m.strip() for m in methods.split(",")])
     shown = command_line()

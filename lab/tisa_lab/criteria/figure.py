@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tisa.packages import needed
 from tisa_lab.criteria.paper import CRITERIA
 from tisa_lab.criteria.report import mark, shown
 
@@ -9,22 +10,11 @@ from tisa_lab.criteria.report import mark, shown
 AGREES, DIFFERS, UNCLAIMED = "#d4e6f4", "#f6b26b", "#eeeeee"
 
 
-def require_matplotlib() -> Any:
-    """Return matplotlib's Figure, or say which extra brings it."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as missing:
-        raise ImportError(
-            "the figure is drawn with matplotlib, which is not installed; "
-            'run: pip install "tisa-lab"'
-        ) from missing
-    return Figure
-
-
 def figure(record: dict[str, Any]) -> Any:
     """Return a matplotlib Figure of the table."""
     rows = record["rows"]
-    drawn = require_matplotlib()(figsize=(13.5, 1.4 + 0.42 * len(rows)), layout="constrained")
+    figures = needed("matplotlib.figure", "figures", "tisa-lab")
+    drawn = figures.Figure(figsize=(13.5, 1.4 + 0.42 * len(rows)), layout="constrained")
     axes = drawn.subplots()
     for y, row in enumerate(rows):
         for x, criterion in enumerate(CRITERIA):

@@ -1,6 +1,5 @@
 """The record as Markdown and as a page: the table, where it differs and why, sensitivity."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -52,9 +51,8 @@ def write(record: dict[str, Any], out: Path) -> None:
     store.write_text(out / "criteria.json", text)
     store.write_text(out / "criteria.md", markdown(record))
     store.write_text(out / "index.html", page_of(record))
-    drawn = io.BytesIO()
-    figure(record).savefig(drawn, dpi=130)
-    store.write_bytes(out / "criteria.png", drawn.getvalue())
+    with store.new_file(out / "criteria.png") as unfinished:
+        figure(record).savefig(unfinished, dpi=130, format="png")
 
 
 def page_of(record: dict[str, Any]) -> str:
