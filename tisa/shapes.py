@@ -21,4 +21,16 @@ else:
 
         Bool = Float = Int = Int32 = _AnyShape
 
-__all__ = ["Bool", "Float", "Int", "Int32", "Tensor"]
+# What a layer and its position method hand to each other.
+Scores = Float[Tensor, "heads span"]
+Hidden = Float[Tensor, "batch queries hidden"]
+Embeddings = Float[Tensor, "*batch tokens width"]
+Heads = Float[Tensor, "*batch tokens heads dim"]
+Queries = Float[Tensor, "batch heads queries dim"]
+Logits = Float[Tensor, "batch_or_1 heads queries keys"]
+Weights = Float[Tensor, "batch heads queries keys"]
+
+__all__ = [
+    "Bool", "Embeddings", "Float", "Heads", "Hidden", "Int", "Int32", "Logits", "Queries", "Scores",
+    "Tensor", "Weights",
+]  # fmt: skip

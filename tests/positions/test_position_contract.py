@@ -9,6 +9,8 @@ import torch
 import tisa
 from tisa.positions import METHODS, Position, PositionConfig, build_position
 from tisa.transformer import Cache, LanguageModel, Transformer, TransformerConfig
+from tisa.transformer.attention import At
+from tisa.transformer.forward_pass import ForwardPass
 
 VOCABULARY, HIDDEN, HEADS, LAYERS, LIMIT = 13, 16, 2, 2, 12
 
@@ -210,9 +212,8 @@ def test_logits_are_what_the_softmax_is_taken_of(name):
     x = torch.randn(2, 9, HIDDEN, dtype=torch.float64)
     weights = layer.logits(x).softmax(-1)
     prepared = layer.position.prepare(tisa.positions.places_of(9))
-    _, _, value = layer.attention._project(
-        layer.position.embed(x, prepared), layer.position, 0, prepared
-    )
+    at = At(layer.position, 0, ForwardPass(prepared))
+    _, _, value = layer.attention._project(layer.position.embed(x, prepared), at)
     mixed = weights @ value.transpose(1, 2)
     if layer.position.needs_weights:
         mixed = mixed + layer.position.values(0, weights, prepared)

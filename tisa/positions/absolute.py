@@ -3,7 +3,7 @@
 from torch import nn
 
 from tisa.positions.base import Position, PositionConfig, Prepared
-from tisa.shapes import Float, Tensor
+from tisa.shapes import Embeddings
 
 
 class Absolute(Position):
@@ -22,8 +22,6 @@ class Absolute(Position):
         """Draw new initial values."""
         nn.init.normal_(self.table.weight, std=0.02)
 
-    def embed(
-        self, embeddings: Float[Tensor, "*batch tokens width"], prepared: Prepared
-    ) -> Float[Tensor, "*batch tokens width"]:
+    def embed(self, embeddings: Embeddings, prepared: Prepared) -> Embeddings:
         """Return embeddings + table[position]."""
         return embeddings + self.table(prepared.places.positions)

@@ -22,7 +22,19 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from tisa.shapes import Float, Int, Int32, Tensor
+from tisa.shapes import (
+    Embeddings,
+    Float,
+    Heads,
+    Hidden,
+    Int,
+    Int32,
+    Logits,
+    Queries,
+    Scores,
+    Tensor,
+    Weights,
+)
 
 # Which layers a method's parameters serve: every layer its own, all the same, or the first alone.
 Layers = Literal["each", "shared", "first"]
@@ -149,9 +161,7 @@ class Position(nn.Module):
         """Return what is computed once for all layers."""
         return None
 
-    def embed(
-        self, embeddings: Float[Tensor, "*batch tokens width"], prepared: Prepared
-    ) -> Float[Tensor, "*batch tokens width"]:
+    def embed(self, embeddings: Embeddings, prepared: Prepared) -> Embeddings:
         """Return the input embeddings, with positions where the method puts them there."""
         return embeddings
 
@@ -161,13 +171,11 @@ class Position(nn.Module):
         """Return what is added to the layer's queries, keys and values before heads are split."""
         return None
 
-    def rotate(
-        self, heads: Float[Tensor, "*batch tokens heads dim"], prepared: Prepared
-    ) -> Float[Tensor, "*batch tokens heads dim"]:
+    def rotate(self, heads: Heads, prepared: Prepared) -> Heads:
         """Return queries or keys of new tokens, rotated by their positions."""
         return heads
 
-    def offset_scores(self, layer: int, prepared: Prepared) -> Float[Tensor, "heads span"] | None:
+    def offset_scores(self, layer: int, prepared: Prepared) -> Scores | None:
         """Return one score per head and offset, in the order of `tisa.offsets`."""
         return None
 
@@ -175,28 +183,17 @@ class Position(nn.Module):
         """Return the offsets outside which those scores are constant, for the fused kernels."""
         return None
 
-    def content(
-        self, layer: int, query: Float[Tensor, "batch heads queries dim"]
-    ) -> Float[Tensor, "batch heads queries dim"]:
+    def content(self, layer: int, query: Queries) -> Queries:
         """Return the queries that the content logits are made of; asked if `dense`."""
         return query
 
     def dense_logits(
-        self,
-        layer: int,
-        query: Float[Tensor, "batch heads queries dim"] | None,
-        hidden: Float[Tensor, "batch queries hidden"],
-        prepared: Prepared,
-    ) -> Float[Tensor, "batch_or_1 heads queries keys"] | None:
+        self, layer: int, query: Queries | None, hidden: Hidden, prepared: Prepared
+    ) -> Logits | None:
         """Return logits of every pair, added to the scaled content logits; asked if `dense`."""
         return None
 
-    def values(
-        self,
-        layer: int,
-        weights: Float[Tensor, "batch heads queries keys"],
-        prepared: Prepared,
-    ) -> Float[Tensor, "batch heads queries dim"] | None:
+    def values(self, layer: int, weights: Weights, prepared: Prepared) -> Queries | None:
         """Return what is added to each query's output; asked if `needs_weights`."""
         return None
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared
 from tisa.scoring import ScoringFunction
-from tisa.shapes import Float, Int32, Tensor
+from tisa.shapes import Int32, Scores, Tensor
 
 
 class FromScoring(Position):
@@ -35,14 +35,14 @@ class FromScoring(Position):
             function(config.num_attention_heads, **options) for _ in range(self.copies)
         )
 
-    def shared(self, places: Places) -> list[Float[Tensor, "heads span"]]:
+    def shared(self, places: Places) -> list[Scores]:
         """Return the score vector of every scoring function."""
         return [
             scoring(places.queries, places.keys, query_start=places.query_start)
             for scoring in self.scoring
         ]
 
-    def offset_scores(self, layer: int, prepared: Prepared) -> Float[Tensor, "heads span"] | None:
+    def offset_scores(self, layer: int, prepared: Prepared) -> Scores | None:
         """Return the score vector of the layer."""
         copy = self.copy_of(layer)
         return None if copy is None else prepared.shared[copy]

@@ -6,7 +6,7 @@ import torch
 
 from tisa.positions.angles import angles_of
 from tisa.positions.base import Places, Position, PositionConfig, Prepared
-from tisa.shapes import Float, Tensor
+from tisa.shapes import Float, Heads, Tensor
 
 
 class Rotary(Position):
@@ -36,9 +36,7 @@ class Rotary(Position):
         width = self.config.head_size
         return angles_of(places.positions, width, base=self.base).unsqueeze(1)
 
-    def rotate(
-        self, heads: Float[Tensor, "*batch tokens heads dim"], prepared: Prepared
-    ) -> Float[Tensor, "*batch tokens heads dim"]:
+    def rotate(self, heads: Heads, prepared: Prepared) -> Heads:
         """Return the queries or keys rotated, computed in float32 or better."""
         dtype = torch.promote_types(heads.dtype, torch.float32)
         angles = prepared.shared.to(dtype)

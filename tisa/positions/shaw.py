@@ -5,7 +5,7 @@ from torch import nn
 
 from tisa.offsets import offset_range, skew, unskew
 from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared
-from tisa.shapes import Float, Int, Tensor
+from tisa.shapes import Hidden, Int, Logits, Queries, Tensor, Weights
 
 
 class Shaw(Position):
@@ -50,12 +50,8 @@ class Shaw(Position):
         return offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance
 
     def dense_logits(
-        self,
-        layer: int,
-        query: Float[Tensor, "batch heads queries dim"] | None,
-        hidden: Float[Tensor, "batch queries hidden"],
-        prepared: Prepared,
-    ) -> Float[Tensor, "batch heads queries keys"] | None:
+        self, layer: int, query: Queries | None, hidden: Hidden, prepared: Prepared
+    ) -> Logits | None:
         """Return q_i·a^K_ij/√d."""
         copy = self.copy_of(layer)
         if copy is None:
@@ -65,12 +61,7 @@ class Shaw(Position):
         by_offset = query @ vectors.transpose(-1, -2) * query.shape[-1] ** -0.5
         return skew(by_offset, prepared.places.keys)
 
-    def values(
-        self,
-        layer: int,
-        weights: Float[Tensor, "batch heads queries keys"],
-        prepared: Prepared,
-    ) -> Float[Tensor, "batch heads queries dim"] | None:
+    def values(self, layer: int, weights: Weights, prepared: Prepared) -> Queries | None:
         """Return Σ_j α_ij a^V_ij."""
         copy = self.copy_of(layer)
         if copy is None:

@@ -6,7 +6,7 @@ import torch
 
 from tisa.positions.angles import angles_of
 from tisa.positions.base import Places, Position, PositionConfig, Prepared
-from tisa.shapes import Float, Tensor
+from tisa.shapes import Embeddings, Float, Tensor
 
 
 class Sinusoidal(Position):
@@ -30,8 +30,6 @@ class Sinusoidal(Position):
         waves = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[:, :width]
         return waves * self.scale
 
-    def embed(
-        self, embeddings: Float[Tensor, "*batch tokens width"], prepared: Prepared
-    ) -> Float[Tensor, "*batch tokens width"]:
+    def embed(self, embeddings: Embeddings, prepared: Prepared) -> Embeddings:
         """Return embeddings + PE."""
         return embeddings + prepared.shared.to(embeddings.dtype)

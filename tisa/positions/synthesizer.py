@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tisa.positions.base import Layers, Position, PositionConfig, Prepared
-from tisa.shapes import Float, Tensor
+from tisa.shapes import Float, Hidden, Logits, Queries, Tensor
 
 Form = Literal["random", "factorised", "dense"]
 
@@ -80,19 +80,13 @@ class Synthesizer(Position):
         if self.uses_content:
             nn.init.zeros_(self.gates)
 
-    def content(
-        self, layer: int, query: Float[Tensor, "batch heads queries dim"]
-    ) -> Float[Tensor, "batch heads queries dim"]:
+    def content(self, layer: int, query: Queries) -> Queries:
         """Return the queries times their share of the mixture."""
         return query * self._share(layer, 1).to(query.dtype)
 
     def dense_logits(
-        self,
-        layer: int,
-        query: Float[Tensor, "batch heads queries dim"] | None,
-        hidden: Float[Tensor, "batch queries hidden"],
-        prepared: Prepared,
-    ) -> Float[Tensor, "batch_or_1 heads queries keys"]:
+        self, layer: int, query: Queries | None, hidden: Hidden, prepared: Prepared
+    ) -> Logits:
         """Return the synthetic logits of these queries."""
         copy, places = self._copy(layer), prepared.places
         rows = slice(places.query_start, places.query_start + places.queries)

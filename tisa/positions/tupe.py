@@ -5,7 +5,7 @@ from torch import nn
 
 from tisa.positions.base import Places, Position, PositionConfig, Prepared
 from tisa.scoring import T5Buckets
-from tisa.shapes import Float, Tensor
+from tisa.shapes import Hidden, Logits, Queries, Scores
 
 
 class Tupe(Position):
@@ -52,9 +52,7 @@ class Tupe(Position):
         if self.scoring is not None:
             self.scoring.reset_parameters()
 
-    def shared(
-        self, places: Places
-    ) -> tuple[Float[Tensor, "one heads queries keys"], Float[Tensor, "heads span"] | None]:
+    def shared(self, places: Places) -> tuple[Logits, Scores | None]:
         """Return the positional logits and, in TUPE-R, the score vector: once for all layers."""
         heads = (-1, self.config.num_attention_heads, self.config.head_size)
         rows = self.norm(self.table.weight[: places.keys + 1])
@@ -76,27 +74,19 @@ class Tupe(Position):
             scores = self.scoring(places.queries, places.keys, query_start=places.query_start)
         return logits.unsqueeze(0), scores
 
-    def content(
-        self, layer: int, query: Float[Tensor, "batch heads queries dim"]
-    ) -> Float[Tensor, "batch heads queries dim"]:
+    def content(self, layer: int, query: Queries) -> Queries:
         """Return the queries with the content's half of the variance: 1/√(2d) after scaling."""
         return query * 2**-0.5
 
     def dense_logits(
-        self,
-        layer: int,
-        query: Float[Tensor, "batch heads queries dim"] | None,
-        hidden: Float[Tensor, "batch queries hidden"],
-        prepared: Prepared,
-    ) -> Float[Tensor, "one heads queries keys"]:
+        self, layer: int, query: Queries | None, hidden: Hidden, prepared: Prepared
+    ) -> Logits:
         """Return the positional logits, the same in all layers."""
-        logits: Tensor = prepared.shared[0]
-        return logits
+        return prepared.shared[0]
 
-    def offset_scores(self, layer: int, prepared: Prepared) -> Float[Tensor, "heads span"] | None:
+    def offset_scores(self, layer: int, prepared: Prepared) -> Scores | None:
         """Return TUPE-R's bias."""
-        scores: Tensor | None = prepared.shared[1]
-        return scores
+        return prepared.shared[1]
 
     def extra_repr(self) -> str:
         """Return what `print(module)` shows."""

@@ -1,18 +1,38 @@
 """Self-attention with every hook of a position method: the place where positions meet attention."""
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from torch.nn.functional import dropout
 
 from tisa.offsets import offset_range, to_matrix
 from tisa.ops import attention
-from tisa.ops.ring import Ring, ring_attention
+from tisa.ops.ring import ring_attention
 from tisa.positions import Places, Position, Prepared
 from tisa.shapes import Float, Tensor
 from tisa.transformer.forward_pass import ForwardPass
 
 # Attention weights that are made at a time where they have to be made: 64 MB in float32.
 WEIGHTS_AT_ONCE = 1 << 24
+
+
+class At(NamedTuple):
+    """Where positions enter: the method, the layer that it is asked for, and the pass."""
+
+    position: Position
+    layer: int
+    run: ForwardPass
+
+    @property
+    def prepared(self) -> Prepared:
+        """What the method computed once for all layers."""
+        return self.run.prepared
+
+    def scores(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """Return the scores of every offset, and the band outside which they are constant."""
+        scores = self.position.offset_scores(self.layer, self.prepared)
+        return scores, None if scores is None else self.position.band(self.layer, dtype)
 
 
 class AttentionLayer(nn.Module):
@@ -49,19 +69,18 @@ class AttentionLayer(nn.Module):
         run: ForwardPass,
     ) -> Float[Tensor, "*batch tokens hidden"]:
         """Return what the layer adds to the hidden states."""
-        query, key, value = self._project(hidden, position, layer, run.prepared)
+        at = At(position, layer, run)
+        query, key, value = self._project(hidden, at)
         packing = run.packing
         if packing is None:
-            mixed = self._attend(hidden, query, key, value, position, layer, run)
+            mixed = self._attend(hidden, query, key, value, at)
         elif position.dense or position.needs_weights:
             query, key = (None if x is None else packing.pad(x) for x in (query, key))
-            padded = ForwardPass(run.prepared, packing.mask())
-            mixed = self._attend(
-                packing.pad(hidden), query, key, packing.pad(value), position, layer, padded
-            )
+            at = At(position, layer, ForwardPass(run.prepared, packing.mask()))
+            mixed = self._attend(packing.pad(hidden), query, key, packing.pad(value), at)
             mixed = packing.unpad(mixed)
         else:
-            mixed = self._fused(query, key, value, None, position, layer, run)
+            mixed = self._fused(query, key, value, None, at)
         return self.output(mixed.flatten(-2))
 
     def logits(
@@ -75,22 +94,21 @@ class AttentionLayer(nn.Module):
 
         A dense tensor, to look at; `forward` makes it only for methods that cannot do without.
         """
-        query, key, _ = self._project(hidden, position, layer, prepared)
+        at = At(position, layer, ForwardPass(prepared))
+        query, key, _ = self._project(hidden, at)
         if query is not None and key is not None:
             query, key = query.transpose(1, 2), key.transpose(1, 2)
-        return self._logits(hidden, query, key, position, layer, prepared)
+        return self._logits(hidden, query, key, at)
 
     @property
     def _dropout_p(self) -> float:
         return self.attention_dropout if self.training else 0.0
 
-    def _project(
-        self, hidden: Tensor, position: Position, layer: int, prepared: Prepared
-    ) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    def _project(self, hidden: Tensor, at: At) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Return queries, keys and values with positions in them, (*batch, tokens, heads, dim)."""
         maps = (self.query, self.key, self.value)
         found = [None if m is None else m(hidden) for m in maps]
-        added = position.project(layer, prepared)
+        added = at.position.project(at.layer, at.prepared)
         if added is not None:
             found = [
                 None if x is None else x + a.to(x.dtype) for x, a in zip(found, added, strict=True)
@@ -98,7 +116,7 @@ class AttentionLayer(nn.Module):
         heads = (self.num_attention_heads, -1)
         query, key, value = (None if x is None else x.unflatten(-1, heads) for x in found)
         if query is not None and key is not None:
-            query, key = position.rotate(query, prepared), position.rotate(key, prepared)
+            query, key = (at.position.rotate(x, at.prepared) for x in (query, key))
         assert value is not None
         return query, key, value
 
@@ -108,19 +126,17 @@ class AttentionLayer(nn.Module):
         query: Float[Tensor, "batch tokens heads dim"] | None,
         key: Float[Tensor, "batch tokens heads dim"] | None,
         value: Float[Tensor, "batch tokens heads dim"],
-        position: Position,
-        layer: int,
-        run: ForwardPass,
+        at: At,
     ) -> Float[Tensor, "batch tokens heads dim"]:
         """Return each head's output for a padded batch."""
+        position, layer, run = at
         query, key = (None if x is None else x.transpose(1, 2) for x in (query, key))
         value = value.transpose(1, 2)
         if run.cache is not None:
             key, value = run.cache.extend(layer, key, value)
         mask = None if run.attention_mask is None else run.attention_mask[:, None, None, :]
         if position.needs_weights:
-            mixed = self._weighted(hidden, query, key, value, mask, position, layer, run.prepared)
-            return mixed.transpose(1, 2)
+            return self._weighted(hidden, query, key, value, mask, at).transpose(1, 2)
         if position.dense:
             logits = position.dense_logits(layer, query, hidden, run.prepared)
             if query is None:
@@ -132,7 +148,7 @@ class AttentionLayer(nn.Module):
             if logits is not None:
                 logits = logits.to(query.dtype)
                 mask = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
-        return self._fused(query, key, value, mask, position, layer, run).transpose(1, 2)
+        return self._fused(query, key, value, mask, at).transpose(1, 2)
 
     def _weighted(
         self,
@@ -141,25 +157,22 @@ class AttentionLayer(nn.Module):
         key: Tensor | None,
         value: Float[Tensor, "batch heads keys dim"],
         mask: Tensor | None,
-        position: Position,
-        layer: int,
-        prepared: Prepared,
+        at: At,
     ) -> Float[Tensor, "batch heads queries dim"]:
         """Return each head's output for a method that wants the weights themselves.
 
         Without gradients some queries at a time: no queries × keys in memory. (With them the
         weights of all are kept for the backward pass anyhow.)
         """
-        places = prepared.places
+        places = at.prepared.places
         at_once = places.queries
         if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
             for_each = max(1, value.shape[0] * value.shape[1] * places.keys)
             at_once = max(1, WEIGHTS_AT_ONCE // for_each)
         if at_once >= places.queries:
-            weights = self._weights(hidden, query, key, mask, position, layer, prepared)
-            weights = weights.to(value.dtype)
+            weights = self._weights(hidden, query, key, mask, at).to(value.dtype)
             mixed = weights @ value
-            added = position.values(layer, weights, prepared)
+            added = at.position.values(at.layer, weights, at.prepared)
             return mixed if added is None else mixed + added
         parts = []
         for first in range(0, places.queries, at_once):
@@ -167,116 +180,80 @@ class AttentionLayer(nn.Module):
             start, stop = places.query_start + some.start, places.query_start + some.stop
             keys = stop if self.is_causal else places.keys
             stands = torch.arange(start, stop, device=value.device)
-            here = position.prepare(Places(some.stop - some.start, keys, start, stands))
-            parts.append(
-                self._weighted(
-                    hidden[:, some],
-                    None if query is None else query[:, :, some],
-                    None if key is None else key[:, :, :keys],
-                    value[:, :, :keys],
-                    None if mask is None else mask[..., :keys],
-                    position,
-                    layer,
-                    here,
-                )
+            here = at.position.prepare(Places(some.stop - some.start, keys, start, stands))
+            part = self._weighted(
+                hidden[:, some],
+                None if query is None else query[:, :, some],
+                None if key is None else key[:, :, :keys],
+                value[:, :, :keys],
+                None if mask is None else mask[..., :keys],
+                At(at.position, at.layer, ForwardPass(here)),
             )
+            parts.append(part)
         return torch.cat(parts, dim=2)
 
     def _fused(
-        self,
-        query: Tensor | None,
-        key: Tensor | None,
-        value: Tensor,
-        mask: Tensor | None,
-        position: Position,
-        layer: int,
-        run: ForwardPass,
+        self, query: Tensor | None, key: Tensor | None, value: Tensor, mask: Tensor | None, at: At
     ) -> Tensor:
         """Return `tisa.attention` of a padded or a packed batch, in its layout."""
         assert query is not None
         assert key is not None
-        scores = position.offset_scores(layer, run.prepared)
-        if run.ring is not None:
-            return self._around(query, key, value, scores, position, layer, run.ring)
+        scores, band = at.scores(query.dtype)
+        ring, packing = at.run.ring, at.run.packing
+        if ring is not None:
+            # The sequence is spread over several processes.
+            if self._dropout_p:
+                raise ValueError(f"attention_dropout must be 0 with a ring, got {self._dropout_p}")
+            return ring_attention(
+                query, key, value, scores, ring, band=band, is_causal=self.is_causal
+            )
         mixed = attention(
             query,
             key,
             value,
             scores,
-            band=None if scores is None else position.band(layer, query.dtype),
+            band=band,
             attn_mask=mask,
             is_causal=self.is_causal,
             dropout_p=self._dropout_p,
-            cu_seqlens=None if run.packing is None else run.packing.cu_seqlens,
-            max_seqlen=None if run.packing is None else run.packing.max_seqlen,
+            cu_seqlens=None if packing is None else packing.cu_seqlens,
+            max_seqlen=None if packing is None else packing.max_seqlen,
         )
         assert isinstance(mixed, Tensor)
         return mixed
 
-    def _around(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scores: Tensor | None,
-        position: Position,
-        layer: int,
-        ring: Ring,
-    ) -> Tensor:
-        """Return attention over a sequence that is spread over several processes."""
-        if self._dropout_p:
-            raise ValueError(f"attention_dropout must be 0 with a ring, got {self._dropout_p}")
-        band = None if scores is None else position.band(layer, query.dtype)
-        return ring_attention(query, key, value, scores, ring, band=band, is_causal=self.is_causal)
-
     def _logits(
-        self,
-        hidden: Tensor,
-        query: Tensor | None,
-        key: Tensor | None,
-        position: Position,
-        layer: int,
-        prepared: Prepared,
+        self, hidden: Tensor, query: Tensor | None, key: Tensor | None, at: At
     ) -> Float[Tensor, "batch heads queries keys"]:
         """Return all logits in float32 or better."""
+        position, layer, _ = at
         dtype = torch.promote_types(hidden.dtype, torch.float32)
-        places = prepared.places
+        places = at.prepared.places
         logits = hidden.new_zeros(1, dtype=dtype)
         if query is not None and key is not None:
             asking = position.content(layer, query) if position.dense else query
             logits = (asking @ key.transpose(-1, -2)).to(dtype) * query.shape[-1] ** -0.5
-        scores = position.offset_scores(layer, prepared)
+        scores = position.offset_scores(layer, at.prepared)
         if scores is not None:
             logits = logits + to_matrix(scores.to(dtype), places.queries, places.keys)
         if position.dense:
-            added = position.dense_logits(layer, query, hidden, prepared)
+            added = position.dense_logits(layer, query, hidden, at.prepared)
             if added is not None:
                 logits = logits + added.to(dtype)
         heads = self.num_attention_heads
         return logits.expand(hidden.shape[0], heads, places.queries, places.keys)
 
     def _weights(
-        self,
-        hidden: Tensor,
-        query: Tensor | None,
-        key: Tensor | None,
-        mask: Tensor | None,
-        position: Position,
-        layer: int,
-        prepared: Prepared,
+        self, hidden: Tensor, query: Tensor | None, key: Tensor | None, mask: Tensor | None, at: At
     ) -> Float[Tensor, "batch heads queries keys"]:
         """Return the attention weights themselves, zeros for a query that may look at nothing."""
-        logits = self._logits(hidden, query, key, position, layer, prepared)
-        places = prepared.places
+        logits = self._logits(hidden, query, key, at)
         if self.is_causal:
-            offsets = offset_range(
-                places.queries,
-                places.keys,
-                query_start=places.query_start,
-                device=logits.device,
-            )
-            hidden_ahead = torch.where(offsets > 0, -torch.inf, 0.0).to(logits.dtype)
-            logits = logits + to_matrix(hidden_ahead, places.queries, places.keys)
+            places = at.prepared.places
+            reach = (places.queries, places.keys)
+            offsets = offset_range(*reach, query_start=places.query_start, device=logits.device)
+            ahead = torch.where(offsets > 0, -torch.inf, 0.0).to(logits.dtype)
+            logits = logits + to_matrix(ahead, *reach)
         if mask is not None:
             logits = logits.masked_fill(~mask, -torch.inf)
         blind = (logits == -torch.inf).all(-1, keepdim=True)
