@@ -282,7 +282,7 @@ NOT_FINITE = {
 }
 BROKEN = {
     "missing file": "there is no such file",
-    "empty folder": "expected model.safetensors or pytorch_model.bin",
+    "empty folder": "model must have model.safetensors or pytorch_model.bin",
     "truncated": "truncated or corrupted",
     "corrupted": "truncated or corrupted",
     "truncated pickle": "truncated or corrupted",
@@ -296,7 +296,7 @@ BROKEN = {
     **{kind: f"'{name}' holds numbers that are not finite" for kind, name in NOT_FINITE.items()},
     "T5 with NaN": "SelfAttention.relative_attention_bias.weight' holds numbers that are not",
     "missing shard": "this shard of the model is missing",
-    "not a weight file": "expected a weight file",
+    "not a weight file": "model must be a weight file",
 }
 
 

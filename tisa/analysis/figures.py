@@ -36,33 +36,18 @@ def figures_of(found: Analysis) -> Named:
         yield from _of_table(found)
         yield from _of_heads(found)
     for number, learned in enumerate(found.curves, 1):
-        curve, fits = learned.curve, learned.fits
-        yield (
-            f"learned-curve-{number}",
-            f"Learned scores f(k) of {curve.name}",
-            plots.learned_curves(
-                curve.scores, curve.offsets, title=f"{found.name}: f(k) of {curve.label}"
-            ),
-        )
-        yield (
-            f"learned-curve-{number}-kernels",
-            f"Learned scores of {curve.name} with fitted kernels",
-            _kernels(
-                curve.scores,
-                curve.offsets,
-                fits,
-                f"{found.name}: f(k) of {curve.label} and kernels fitted",
-            ),
-        )
+        curve, name = learned.curve, f"learned-curve-{number}"
+        title = f"{found.name}: f(k) of {curve.label}"
+        figure = plots.learned_curves(curve.scores, curve.offsets, title=title)
+        yield name, f"Learned scores f(k) of {curve.name}", figure
+        title += " and kernels fitted"
+        figure = _kernels(curve.scores, curve.offsets, learned.fits, title)
+        yield f"{name}-kernels", f"Learned scores of {curve.name} with fitted kernels", figure
     if found.text is not None:
         text = found.text
-        mean = text.logits.mean(1)
         reach = min(NEAR, int(text.offsets[-1]))
-        yield (
-            "text-layers",
-            "Mean logits by layer and offset on the text",
-            plots.layers_by_offset(mean, text.offsets, reach=reach),
-        )
+        figure = plots.layers_by_offset(text.logits.mean(1), text.offsets, reach=reach)
+        yield "text-layers", "Mean logits by layer and offset on the text", figure
         for layer in range(text.logits.shape[0]):
             yield (
                 f"text-layer-{layer + 1}",
@@ -118,11 +103,8 @@ def _of_table(found: Analysis) -> Named:
         plots.embedding_table(table, title=f"{found.name}: E_P, {n} × {table.shape[1]} numbers"),
     )
     title = f"{found.name}: P, R² {written(measured.r2)}"
-    yield (
-        "gram",
-        f"Heat map of P of {found.name}",
-        plots.gram_map(_gram(table), title=title, positions=n),
-    )
+    figure = plots.gram_map(_gram(table), title=title, positions=n)
+    yield "gram", f"Heat map of P of {found.name}", figure
     side = min(n, SIDE)
     fit = mean_diagonal(table[:side]).float()
     yield (
@@ -150,11 +132,8 @@ def _of_table(found: Analysis) -> Named:
     if found.grid is not None:
         fitted, r2, _, null, _ = found.grid
         yield "grid", "P by step on the grid of patches", plots.grid_steps(fitted, r2=r2, null=null)
-    yield (
-        "spectrum",
-        "Principal components of the position table",
-        plots.spectrum(spectrum.variance, spectrum.trajectories, spectrum.frequencies.tolist()),
-    )
+    shown = (spectrum.variance, spectrum.trajectories, spectrum.frequencies.tolist())
+    yield "spectrum", "Principal components of the position table", plots.spectrum(*shown)
 
 
 def _of_heads(found: Analysis) -> Named:
@@ -196,28 +175,14 @@ def _of_heads(found: Analysis) -> Named:
         "Rows of F̂_P against the offset, for the heads most sensitive to position",
         plots.offset_rows(lines, rows, first.curves[strongest], offsets, strongest),
     )
-    yield (
-        "kernels",
-        "Mean diagonal of every head of the first layer with five kernels",
-        _kernels(
-            first.curves,
-            offsets,
-            found.near_fits[0],
-            f"{found.name}: f(k) of the first layer's heads",
-        ),
-    )
-    yield (
-        "kernel-errors",
-        "What S kernels leave of each head's curve, all offsets",
-        plots.kernel_errors(found.fits.r2),
-    )
+    title = f"{found.name}: f(k) of the first layer's heads"
+    figure = _kernels(first.curves, offsets, found.near_fits[0], title)
+    yield "kernels", "Mean diagonal of every head of the first layer with five kernels", figure
+    figure = plots.kernel_errors(found.fits.r2)
+    yield "kernel-errors", "What S kernels leave of each head's curve, all offsets", figure
     if found.terms is not None:
-        shares = found.terms / found.terms.sum(1, keepdim=True)
-        yield (
-            "logit-terms",
-            "What the first layer's logits are made of",
-            plots.logit_terms(shares, TERMS),
-        )
+        figure = plots.logit_terms(found.terms / found.terms.sum(1, keepdim=True), TERMS)
+        yield "logit-terms", "What the first layer's logits are made of", figure
 
 
 def _rows(found: Analysis, head: int, rows: list[int]) -> Tensor:

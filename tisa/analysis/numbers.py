@@ -79,14 +79,9 @@ def _of_table(found: Analysis) -> dict[str, Any]:
     if found.grid is not None:
         assert model.grid is not None
         _, r2, off, null, null_off = found.grid
-        numbers["grid"] = {
-            "rows": model.grid[0],
-            "columns": model.grid[1],
-            "r2": r2,
-            "off_diagonal": off,
-            "null": null,
-            "off_diagonal_null": null_off,
-        }
+        rows, columns = model.grid
+        numbers["grid"] = dict(rows=rows, columns=columns, r2=r2, off_diagonal=off, null=null,
+                               off_diagonal_null=null_off)  # fmt: skip
     if found.terms is not None:
         shares = found.terms / found.terms.sum(1, keepdim=True)
         numbers["logit_terms"] = {
@@ -112,24 +107,16 @@ def _of_invariance(part: Invariance) -> dict[str, Any]:
 
 
 def _of_heads(heads: Heads) -> dict[str, Any]:
-    return {
-        "r2": heads.r2.tolist(),
-        "off_diagonal": heads.off_diagonal.tolist(),
-        "null": heads.null.tolist(),
-        "strength": heads.strength.tolist(),
-        "sensitive": heads.sensitive,
-    }
+    names = ("r2", "off_diagonal", "null", "strength")
+    return {name: getattr(heads, name).tolist() for name in names} | {"sensitive": heads.sensitive}
 
 
 def _of_fits(fits: KernelFits) -> dict[str, Any]:
     """Return errors by S, and the kernels of every S, each (heads, S)."""
-    return {
-        "r2": fits.r2.tolist(),
-        "rms": fits.rms.tolist(),
-        "constant": fits.constants.tolist(),
-        "amplitude": [kernels.amplitude.tolist() for kernels in fits.kernels],
-        "sharpness": [kernels.sharpness.tolist() for kernels in fits.kernels],
-        "offset": [kernels.offset.tolist() for kernels in fits.kernels],
+    errors = {"r2": fits.r2, "rms": fits.rms, "constant": fits.constants}
+    return {name: values.tolist() for name, values in errors.items()} | {
+        name: [getattr(kernels, name).tolist() for kernels in fits.kernels]
+        for name in ("amplitude", "sharpness", "offset")
     }
 
 

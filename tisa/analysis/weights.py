@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tisa.packages import needed
 from tisa.shapes import Tensor
 
 # In the order in which a folder is searched: what is safe to read first.
@@ -70,7 +71,7 @@ def read_checkpoint(model: str | Path) -> Checkpoint:
     name = str(model)
     if path.suffix in SUFFIXES or name.startswith((".", "/", "~")) or not HUB_NAME.fullmatch(name):
         raise FileNotFoundError(
-            f"MODEL: expected a folder, a weight file or a name on the hub, got {name!r}, "
+            f"model must be a folder, a weight file or a name on the hub, got {name!r}, "
             "and there is no such file"
         )
     return _read_folder(name, _fetch(name))
@@ -81,7 +82,7 @@ def _read_file(path: Path) -> Checkpoint:
         return _read_folder(name_of(path), path.parent, path.name)
     if path.suffix not in SUFFIXES:
         raise ValueError(
-            f"MODEL: expected a weight file ({', '.join(SUFFIXES)}), got {str(path)!r}; "
+            f"model must be a weight file ({', '.join(SUFFIXES)}), got {str(path)!r}; "
             "a folder that holds config.json and the weights will do too"
         )
     return Checkpoint(name_of(path), _read_config(path.parent), _read_tensors(path), path.parent)
@@ -99,7 +100,7 @@ def _read_folder(name: str, folder: Path, index: str | None = None) -> Checkpoin
     if len(there) == 1:
         return Checkpoint(name, config, _read_tensors(there[0]), folder)
     raise FileNotFoundError(
-        f"MODEL: expected {' or '.join(WEIGHTS)} (or their .index.json) in {str(folder)!r}, "
+        f"model must have {' or '.join(WEIGHTS)} (or their .index.json) in {str(folder)!r}, "
         f"got {', '.join(sorted(p.name for p in folder.iterdir())[:8]) or 'an empty folder'}; "
         "name the weight file itself if it is called otherwise"
     )
@@ -153,16 +154,10 @@ class _Safetensors(Mapping[str, Tensor]):
     """The tensors of one file, each read when it is asked for: most never are."""
 
     def __init__(self, path: Path) -> None:
+        safetensors = needed("safetensors", f"reading {path}", "tisa[analysis]")
         try:
-            from safetensors import SafetensorError, safe_open
-        except ImportError:
-            raise ImportError(
-                f"{path}: reading .safetensors needs the package safetensors; "
-                "pip install 'tisa[analysis]'"
-            ) from None
-        try:
-            self._file = safe_open(path, "pt")
-        except SafetensorError as broken:
+            self._file = safetensors.safe_open(path, "pt")
+        except safetensors.SafetensorError as broken:
             raise ValueError(
                 f"{path}: not a readable weight file, it is truncated or corrupted "
                 f"({str(broken).strip()}); download it again"
@@ -206,24 +201,19 @@ def _short_name(folder: Path) -> str:
 
 def _fetch(name: str) -> Path:
     """Return the folder in which the hub's copy of this model lies."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ImportError(
-            f"MODEL: {name!r} is no local file or folder, and a name on the hub needs the package "
-            "huggingface_hub; pip install 'tisa[analysis]'"
-        ) from None
+    what = f"{name!r}, which is no local file or folder but may be a name on the hub,"
+    download = needed("huggingface_hub", what, "tisa[analysis]").snapshot_download
     small = ["config.json", "*tokenizer*", "vocab*", "merges.txt", "spiece.model"]
     try:
         # A repository may hold the same weights twice: take the safe ones where they are.
-        folder = snapshot_download(name, allow_patterns=[*small, "*.safetensors*"])
+        folder = download(name, allow_patterns=[*small, "*.safetensors*"])
         if not list(Path(folder).glob("*.safetensors")):
-            folder = snapshot_download(name, allow_patterns=[*small, "pytorch_model*"])
+            folder = download(name, allow_patterns=[*small, "pytorch_model*"])
     except Exception as failed:
         # What the hub's client raises differs between its versions: network, offline, 404, gated.
         reason = " ".join(str(failed).split()) or type(failed).__name__
         raise OSError(
-            f"MODEL: {name!r} is no local file or folder, and the hub did not give it: "
+            f"model: {name!r} is no local file or folder, and the hub did not give it: "
             f"{reason[:200]}"
         ) from None
     return Path(folder)

@@ -8,13 +8,12 @@ drawn in viridis (Figs 1, 4, 5), positional attention of heads in a second schem
     lines.py   R² beside chance, scatter, curves and kernels, spectrum
 """
 
-# Before the files here, which import it.
-try:
-    import matplotlib  # noqa: F401
-except ImportError:
-    raise ImportError("figures need the package matplotlib; pip install 'tisa[analysis]'") from None
+from tisa.packages import needed
 
-from tisa.analysis.plots.lines import (
+# Before the files here, which import it.
+needed("matplotlib", "figures", "tisa[analysis]")
+
+from tisa.analysis.plots.lines import (  # noqa: E402
     kernel_curves,
     kernel_errors,
     learned_curves,
@@ -23,8 +22,8 @@ from tisa.analysis.plots.lines import (
     score_scatter,
     spectrum,
     toeplitz_bars,
-)
-from tisa.analysis.plots.maps import (
+)  # fmt: skip
+from tisa.analysis.plots.maps import (  # noqa: E402
     embedding_table,
     gram_map,
     gram_maps,
@@ -32,22 +31,10 @@ from tisa.analysis.plots.maps import (
     head_maps,
     layers_by_offset,
     toeplitz_parts,
-)
+)  # fmt: skip
 
 __all__ = [
-    "embedding_table",
-    "gram_map",
-    "gram_maps",
-    "grid_steps",
-    "head_maps",
-    "kernel_curves",
-    "kernel_errors",
-    "layers_by_offset",
-    "learned_curves",
-    "logit_terms",
-    "offset_rows",
-    "score_scatter",
-    "spectrum",
-    "toeplitz_bars",
-    "toeplitz_parts",
-]
+    "embedding_table", "gram_map", "gram_maps", "grid_steps", "head_maps", "kernel_curves",
+    "kernel_errors", "layers_by_offset", "learned_curves", "logit_terms", "offset_rows",
+    "score_scatter", "spectrum", "toeplitz_bars", "toeplitz_parts",
+]  # fmt: skip

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from tisa.analysis.colours import BLUE, GREEN, INK, LINES, ORANGE, PALE, SEQUENTIAL
 from tisa.analysis.correlation import correlation_interval
-from tisa.analysis.plots.style import STYLE, axes_grid, legend_below
+from tisa.analysis.plots.style import STYLE, axes_grid, legend_below, title_above
 from tisa.analysis.toeplitz import written
 from tisa.fitting import Kernels
 from tisa.shapes import Float, Int, Tensor
@@ -34,15 +34,10 @@ def toeplitz_bars(
             ax.plot([null, null], [place - 0.36, place + 0.36], color=ORANGE, lw=2.6)
             behind = null if math.isnan(value) else max(value, high)
             ax.text(behind + 0.015, place, written(value), va="center", fontsize=8)
-        ax.set(
-            yticks=list(places),
-            yticklabels=labels,
-            xlim=(0, 1.1),
-            xlabel="Toeplitz R² (orange: chance alone)",
-        )
+        ax.set(yticks=list(places), yticklabels=labels)
+        ax.set(xlim=(0, 1.1), xlabel="Toeplitz R² (orange: chance alone)")
         ax.invert_yaxis()
-        figure.suptitle(title or "How much of P is a function of the offset",
-                        fontsize=10, x=0.01, ha="left", fontweight="bold")  # fmt: skip
+        title_above(figure, title or "How much of P is a function of the offset")
     return figure
 
 
@@ -96,23 +91,11 @@ def offset_rows(
                 first, last = max(0, row - reach), min(positions, row + reach + 1)
                 seen = line[first:last]
                 places = list(range(first - row, last - row))
-                ax.plot(
-                    places,
-                    (seen - seen.nanmean()).tolist(),
-                    color=colour,
-                    lw=0.9,
-                    label=f"query {row}",
-                )
+                above = (seen - seen.nanmean()).tolist()
+                ax.plot(places, above, color=colour, lw=0.9, label=f"query {row}")
             near = offsets.abs() <= reach
-            mean = curve[near] - curve[near].mean()
-            ax.plot(
-                offsets[near].tolist(),
-                mean.tolist(),
-                color=INK,
-                lw=2,
-                alpha=0.75,
-                label="mean diagonal",
-            )
+            k, mean = offsets[near].tolist(), (curve[near] - curve[near].mean()).tolist()
+            ax.plot(k, mean, color=INK, lw=2, alpha=0.75, label="mean diagonal")
             ends = -reach, min(reach, int(offsets[-1]))
             ax.set(title=f"head {head + 1}", xlabel="offset k = key − query", xlim=ends)
             ax.axvline(0, color=PALE, lw=0.6)
@@ -157,21 +140,15 @@ def kernel_curves(
             for kernel in each[head]:
                 ax.fill_between(xs, base, (base + kernel).tolist(), color=GREEN, alpha=0.22, lw=0)
             ax.plot(k, curves[head][near].tolist(), color=BLUE, lw=1.5, label="f(k)")
-            ax.plot(
-                xs,
-                (base + each[head].sum(0)).tolist(),
-                color=ORANGE,
-                lw=1.1,
-                ls=(0, (4, 1.5)),
-                label="kernels, summed",
-            )
+            summed, dashes = (base + each[head].sum(0)).tolist(), (0, (4, 1.5))
+            ax.plot(xs, summed, color=ORANGE, lw=1.1, ls=dashes, label="kernels, summed")
             ax.axvline(0, color=PALE, lw=0.5)
             ax.set_title(f"head {head + 1}   R² {r2[head]:.2f}", fontsize=8)
             ax.set_xlim(first, last)
         for ax in axes[-1]:
             ax.set_xlabel("offset k")
-        figure.suptitle(title or f"f(k) of every head and its {kernels.amplitude.shape[1]} kernels",
-                        fontsize=10, x=0.01, ha="left", fontweight="bold")  # fmt: skip
+        size = kernels.amplitude.shape[1]
+        title_above(figure, title or f"f(k) of every head and its {size} kernels")
         legend_below(figure, axes[0][0], 2)
     return figure
 
@@ -182,14 +159,8 @@ def kernel_errors(r2: Float[Tensor, "sizes heads"], *, title: str = "") -> Figur
         figure, ax = axes_grid(1, 1, (5.4, 3.6))
         left = (1 - r2).clamp_min(1e-5)
         ax.plot(left.tolist(), color=BLUE, lw=0.9, alpha=0.5)
-        ax.plot(
-            left.median(1).values.tolist(),
-            color=ORANGE,
-            lw=2.4,
-            marker="o",
-            ms=5,
-            label="median head",
-        )
+        median = left.median(1).values.tolist()
+        ax.plot(median, color=ORANGE, lw=2.4, marker="o", ms=5, label="median head")
         ax.set(xlabel="kernels S", ylabel="1 − R²", yscale="log", xticks=range(r2.shape[0]))
         ax.set_title(title or "What S kernels leave of each head's curve")
         ax.legend()
@@ -212,12 +183,8 @@ def spectrum(
         reached = int((share < 0.9).sum()) + 1 if variance.any() else 0
         axes[0][0].plot(range(1, len(share) + 1), share.tolist(), color=BLUE, lw=1.6)
         axes[0][0].plot([1, reached, reached], [0.9, 0.9, 0], color=ORANGE, lw=1, ls=":")
-        axes[0][0].set(
-            title=f"90 % in {reached} of {len(share)}",
-            xlabel="components",
-            ylabel="variance explained",
-            ylim=(0, 1.02),
-        )
+        axes[0][0].set(title=f"90 % in {reached} of {len(share)}", ylim=(0, 1.02))
+        axes[0][0].set(xlabel="components", ylabel="variance explained")
         axes[1][0].bar(range(1, min(24, len(variance)) + 1), variance[:24].tolist(), color=BLUE)
         axes[1][0].set(xlabel="component", ylabel="share")
         for pair in range(pairs):
@@ -226,12 +193,8 @@ def spectrum(
             shown = n if frequencies[2 * pair] < 20 else max(32, n // 8)
             for number, colour in ((2 * pair, BLUE), (2 * pair + 1, ORANGE)):
                 period = n / max(1.0, frequencies[number])
-                above.plot(
-                    trajectories[:shown, number].tolist(),
-                    color=colour,
-                    lw=0.8,
-                    label=f"{number + 1}: period {period:.3g}",
-                )
+                told = f"{number + 1}: period {period:.3g}"
+                above.plot(trajectories[:shown, number].tolist(), color=colour, lw=0.8, label=told)
             above.set(xlabel="position", title=f"components {2 * pair + 1}, {2 * pair + 2}")
             above.legend(fontsize=7, loc="upper right", handlelength=1)
             x, y = trajectories[:, 2 * pair].tolist(), trajectories[:, 2 * pair + 1].tolist()
@@ -239,8 +202,8 @@ def spectrum(
             below.scatter(x, y, c=range(n), cmap=SEQUENTIAL, s=5, linewidths=0)
             below.set(xlabel=f"component {2 * pair + 1}", ylabel=f"component {2 * pair + 2}")
             below.set_aspect("equal", "datalim")
-        figure.suptitle(title or "Principal components of E_P (dark: first position, bright: last)",
-                        fontsize=10, x=0.01, ha="left", fontweight="bold")  # fmt: skip
+        components = "Principal components of E_P (dark: first position, bright: last)"
+        title_above(figure, title or components)
     return figure
 
 
@@ -259,10 +222,8 @@ def learned_curves(
         figure, ax = axes_grid(1, 1, (6.6, 3.6))
         for head, row in enumerate(scores):
             style = "-" if head < len(LINES) else "--"
-            ax.plot(
-                k, row[near].tolist(), style, lw=1.1, color=LINES[head % len(LINES)],
-                label=f"head {head + 1}",
-            )  # fmt: skip
+            colour = LINES[head % len(LINES)]
+            ax.plot(k, row[near].tolist(), style, lw=1.1, color=colour, label=f"head {head + 1}")
         ax.axvline(0, color=PALE, lw=0.5)
         ax.set(xlabel="offset k = key − query", ylabel=label, xlim=(k[0], k[-1]))
         ax.set_title(title or "Learned scores of every head")

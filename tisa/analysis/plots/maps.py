@@ -6,7 +6,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from tisa.analysis.colours import LINES, SEQUENTIAL, diverging_map
-from tisa.analysis.plots.style import STYLE, axes_grid, bounds, draw_map, limit_of
+from tisa.analysis.plots.style import STYLE, axes_grid, bounds, draw_map, limit_of, title_above
 from tisa.analysis.toeplitz import written
 from tisa.shapes import Float, Int, Tensor
 
@@ -30,12 +30,8 @@ def embedding_table(
         for colour, row in zip(LINES * len(rows), rows, strict=False):
             above.axhline(row, color=colour, lw=0.8)
             below.plot(table[row].tolist(), color=colour, lw=0.7, label=f"position {row}")
-        below.set(
-            title="Some of its rows",
-            xlabel="dimension",
-            ylabel="value",
-            xlim=(0, table.shape[1] - 1),
-        )
+        below.set(title="Some of its rows", xlabel="dimension", ylabel="value")
+        below.set_xlim(0, table.shape[1] - 1)
         below.legend(ncol=len(rows), fontsize=8, loc="upper right", bbox_to_anchor=(1, 1.3))
     return figure
 
@@ -64,13 +60,8 @@ def gram_maps(
     with rc_context(STYLE):
         figure, axes = axes_grid(1, count, (0.6 + 3.6 * count, 4.6), squeeze=False)
         for index, (ax, matrix, title) in enumerate(zip(axes[0], matrices, titles, strict=True)):
-            draw_map(
-                ax,
-                matrix,
-                SEQUENTIAL,
-                *bounds(matrix),
-                extent=positions[index] if positions else None,
-            )
+            extent = positions[index] if positions else None
+            draw_map(ax, matrix, SEQUENTIAL, *bounds(matrix), extent=extent)
             ax.set(title=title, xlabel="position")
         axes[0][0].set_ylabel("position")
     return figure
@@ -133,10 +124,8 @@ def head_maps(
             mark = "●" if sensitive[head] else "○"
             ax.set_title(f"{mark} head {head + 1}   R² {written(r2[head], 2)}", fontsize=8)
             ax.set_xlabel(f"±{limit:.2g}", fontsize=7, labelpad=2)
-        figure.suptitle(
-            (title or "F̂_P of every head") + "     ● position-sensitive   ○ position-blind",
-            fontsize=10, x=0.01, ha="left", fontweight="bold",
-        )  # fmt: skip
+        marks = "     ● position-sensitive   ○ position-blind"
+        title_above(figure, (title or "F̂_P of every head") + marks)
     return figure
 
 

@@ -71,6 +71,11 @@ def _some(matrix: Tensor) -> Tensor:
     return flat[:: max(1, len(flat) // 2**20)]
 
 
+def title_above(figure: Figure, text: str) -> None:
+    """Put a title over the whole figure."""
+    figure.suptitle(text, fontsize=10, x=0.01, ha="left", fontweight="bold")
+
+
 def legend_below(figure: Figure, ax: Axes, columns: int) -> None:
     """Put the axes' legend under the whole figure."""
     handles, labels = ax.get_legend_handles_labels()
