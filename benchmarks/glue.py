@@ -91,7 +91,7 @@ class Bench:
         """Return how far logits lie from stock's, padded and packed; too far is an error."""
         rows = self.train[: self.cell.batch_size]
         stock = self.models["stock"][1]
-        converted = tisa.hf.convert(stock, num_kernels=0, init="zero")
+        converted = tisa.hf.convert(stock, positions="keep", num_kernels=0, init="zero")
         read_packed(converted)
         place = torch.device(self.device)
         calls = [

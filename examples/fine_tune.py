@@ -35,7 +35,7 @@ def main() -> None:
     for name, kernels in (("TISA, 5 kernels per head", 5), ("no positions", 0)):
         torch.manual_seed(0)
         model = BertForSequenceClassification(config)
-        model = tisa.hf.convert(model, positions="replace", fold=False, num_kernels=kernels)
+        model = tisa.hf.convert(model, init="reference", fold=False, num_kernels=kernels)
         groups = tisa.hf.parameter_groups(model, lr=1e-3, scores_lr=2e-2, weight_decay=0.01)
         optimizer = torch.optim.AdamW(groups)
         generator = torch.Generator().manual_seed(1)

@@ -42,8 +42,8 @@ def main() -> None:
         model, tokenizer = (kind.from_pretrained(name) for kind in (AutoModel, AutoTokenizer))
         # Texts None are the built-in ones; your own are better.
         inputs, texts = tokenizer("The dog bit the man, not the cat.", return_tensors="pt"), None
-    options = dict(positions="replace", calibration=texts, tokenizer=tokenizer)
-    converted = tisa.hf.convert(model, init="fit", **options)
+    options = dict(calibration=texts, tokenizer=tokenizer)
+    converted = tisa.hf.convert(model, **options)
     without = tisa.hf.convert(model, num_kernels=0, **options)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         converted.save_pretrained(folder)

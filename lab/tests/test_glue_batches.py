@@ -34,7 +34,7 @@ def model(tmp_path_factory):
 
 def test_a_model_is_made_to_read_packed_batches_once(model):
     body = transformers.AutoModelForSequenceClassification.from_pretrained(model)
-    converted = tisa.hf.convert(body, num_kernels=0, init="zero").eval()
+    converted = tisa.hf.convert(body, positions="keep", num_kernels=0, init="zero").eval()
     rows = [{"input_ids": [2, *range(5, 5 + n), 3], "labels": 0} for n in (1, 4, 2)]
     alone = [Packer(converted)([row]) for row in rows]
     for _ in range(2):

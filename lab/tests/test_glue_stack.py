@@ -43,10 +43,12 @@ def variants(name):
     first, second = classifier(name), classifier(name, seed=1)
     made = [
         first,
-        shake(tisa.hf.convert(first, num_kernels=3)),
+        shake(tisa.hf.convert(first, positions="keep", num_kernels=3)),
         tisa.hf.convert(second, num_kernels=0, positions="replace", fold=False, init="zero"),
-        shake(tisa.hf.convert(second, num_kernels=1, positions="replace", **ends)),
-        shake(tisa.hf.convert(first, num_kernels=2, positions="replace", fold=False)),
+        shake(
+            tisa.hf.convert(second, num_kernels=1, positions="replace", init="reference", **ends)
+        ),
+        shake(tisa.hf.convert(first, num_kernels=2, init="reference", fold=False)),
     ]
     for parameter_name, p in made[-1].named_parameters():
         # Frozen kernels.

@@ -13,7 +13,7 @@ from tiny import inputs, logits, original, shake, token_lists
 from tisa.hf.calibration import ends_of, fold_vectors, tokens_of
 from tisa.hf.core import Call, Folded
 from tisa.hf.fit import attention_weights
-from tisa.hf.implementations import band
+from tisa.hf.implementations import Together, band
 
 TOKENS = token_lists(24)
 
@@ -57,7 +57,7 @@ def test_a_fit_finds_the_scores_that_made_the_attention():
     model = original("bert")
     with torch.no_grad():
         tisa.hf.families.position_table(model).embedding.weight.zero_()
-    truth = shake(tisa.hf.convert(model, init="zero", num_kernels=1), 2.0)
+    truth = shake(tisa.hf.convert(model, positions="keep", init="zero", num_kernels=1), 2.0)
     truth.set_attn_implementation("eager")
     blank = tisa.hf.convert(model, positions="replace", init="zero", fold=False, num_kernels=1)
     batches = tisa.hf.calibration.batches_of([tisa.hf.calibration.Tokens(x) for x in TOKENS], model)
@@ -125,7 +125,7 @@ def test_a_model_in_float16_is_fitted_to_what_is_there(name):
 def test_frozen_weights_stay_frozen():
     model = original("bert").requires_grad_(False)
     model.cls.predictions.bias.requires_grad_(True)
-    converted = tisa.hf.convert(model, init="zero")
+    converted = tisa.hf.convert(model, positions="keep", init="zero")
     trained = {n for n, p in converted.named_parameters() if p.requires_grad}
     scores = {n for n, _ in converted.named_parameters() if "offset_scores" in n}
     assert trained == scores | {"cls.predictions.bias"}
@@ -232,7 +232,7 @@ def test_folded_vectors_stay_out_of_tied_output_embeddings():
 def test_a_model_without_its_pooling_layer_stays_without(tmp_path):
     config = transformers.BertConfig(**tiny.SIZES)
     model = transformers.BertModel(config, add_pooling_layer=False).eval()
-    converted = tisa.hf.convert(model, init="zero")
+    converted = tisa.hf.convert(model, positions="keep", init="zero")
     assert converted.pooler is None
     with torch.no_grad():
         found, expected = (m(**inputs())[0] for m in (converted, model))
@@ -245,7 +245,9 @@ def test_a_model_without_its_pooling_layer_stays_without(tmp_path):
 
 def test_one_or_many_scores_for_albert():
     model = original("albert")
-    shared, each = (tisa.hf.convert(model, num_kernels=2, shared=s) for s in (True, False))
+    shared, each = (
+        tisa.hf.convert(model, positions="keep", num_kernels=2, shared=s) for s in (True, False)
+    )
 
     def count(m):
         return sum(p.numel() for n, p in m.named_parameters() if "offset_scores" in n)
@@ -262,12 +264,14 @@ def test_one_or_many_scores_for_albert():
         assert calls == [21, 17], "the shared vector is computed once for a pass and its length"
         calls.clear()
     with pytest.raises(ValueError, match="ALBERT"):
-        tisa.hf.convert(original("bert"), shared=True)
+        tisa.hf.convert(original("bert"), positions="keep", shared=True)
 
 
 @pytest.mark.parametrize("name", ["bert", "albert", "gpt2", "llama"])
 def test_the_scores_of_all_layers_are_computed_at_once(name, monkeypatch):
-    model = shake(tisa.hf.convert(original(name), init="reference", num_kernels=2))
+    model = shake(
+        tisa.hf.convert(original(name), positions="keep", init="reference", num_kernels=2)
+    )
     calls = []
     scores = tisa.TISA.scores
     monkeypatch.setattr(tisa.TISA, "scores", lambda *given: calls.append(1) or scores(*given))
@@ -299,7 +303,9 @@ def test_the_scores_of_all_layers_are_computed_at_once(name, monkeypatch):
 @pytest.mark.unchecked
 @pytest.mark.parametrize("name", ["bert", "albert"])
 def test_bands_are_worked_out_once_for_all_layers_and_anew_in_every_pass(name, monkeypatch):
-    model = shake(tisa.hf.convert(original(name), init="reference", num_kernels=2))
+    model = shake(
+        tisa.hf.convert(original(name), positions="keep", init="reference", num_kernels=2)
+    )
     owners = [m for m in model.modules() if isinstance(m, tisa.hf.core.OwnScores)]
     passes = [(owner, number) for owner in owners for number in range(len(owner.offset_scores))]
     scorings = [owner.offset_scores[number] for owner, number in passes]
@@ -314,7 +320,7 @@ def test_bands_are_worked_out_once_for_all_layers_and_anew_in_every_pass(name, m
 
     def bands(**options):
         worked_out.clear()
-        together = tisa.hf.together.Together(owners, **options)
+        together = Together(owners, **options)
         calls = [(owner, Call(pass_index=n, together=together)) for owner, n in passes]
         return [band(owner, query, 512, call) for owner, call in calls]
 
@@ -396,13 +402,13 @@ def test_text_that_the_tokenizer_does_not_know_is_refused():
         (lambda: transformers.GPT2Model(transformers.GPT2Config(
             vocab_size=60, n_embd=32, n_layer=1, n_head=4, reorder_and_upcast_attn=True)),
          "reorder"),
-        (lambda: tisa.hf.convert(original("bert")), "already"),
+        (lambda: tisa.hf.convert(original("bert"), positions="keep"), "already"),
     ],
 )  # fmt: skip
 @pytest.mark.unchecked
 def test_models_that_cannot_be_converted_say_why(build, words):
     with pytest.raises(ValueError, match=words):
-        tisa.hf.convert(build())
+        tisa.hf.convert(build(), positions="keep")
 
 
 def test_position_bias_of_the_interface_is_ignored_by_eager_bert():
@@ -416,7 +422,7 @@ def test_position_bias_of_the_interface_is_ignored_by_eager_bert():
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "tisa"])
 def test_an_input_that_is_all_padding_is_no_nan(implementation):
-    model = shake(tisa.hf.convert(original("bert"), init="zero"))
+    model = shake(tisa.hf.convert(original("bert"), positions="keep", init="zero"))
     model.set_attn_implementation(implementation)
     given = inputs()
     given["attention_mask"][1] = 0

@@ -36,7 +36,7 @@ def replaced(name):
 def test_keep_with_zero_changes_nothing(name):
     model, given = original(name), inputs()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    converted = tisa.hf.convert(model, init="zero")
+    converted = tisa.hf.convert(model, positions="keep", init="zero")
     for implementation in implementations(name):
         converted.set_attn_implementation(implementation)
         model.set_attn_implementation(
@@ -52,7 +52,7 @@ def test_keep_with_zero_changes_nothing(name):
 
 
 def test_scores_take_effect_alike_in_every_implementation(name):
-    converted = tisa.hf.convert(original(name), init="zero")
+    converted = tisa.hf.convert(original(name), positions="keep", init="zero")
     given = inputs()
     real = given["attention_mask"].bool()
     before = logits(converted, **given)[real]
@@ -73,7 +73,7 @@ def test_scores_take_effect_alike_in_every_implementation(name):
 
 
 def test_output_attentions_are_those_with_scores(name):
-    converted = shake(tisa.hf.convert(original(name), init="zero"))
+    converted = shake(tisa.hf.convert(original(name), positions="keep", init="zero"))
     given = inputs(padded=False)
     for implementation in implementations(name):
         converted.set_attn_implementation(implementation)
@@ -89,7 +89,7 @@ def test_output_attentions_are_those_with_scores(name):
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_padding_changes_nothing(name, side):
-    models = [shake(tisa.hf.convert(original(name), init="zero"))]
+    models = [shake(tisa.hf.convert(original(name), positions="keep", init="zero"))]
     if name not in ROTARY:
         models.append(shake(replaced(name)))
     alone = inputs(1, 7, padded=False)["input_ids"]
@@ -118,7 +118,11 @@ def test_save_and_load(name, positions, tmp_path):
         with pytest.raises(ValueError, match="rotations"):
             replaced(name)
         return
-    converted = replaced(name) if positions == "replace" else tisa.hf.convert(original(name))
+    converted = (
+        replaced(name)
+        if positions == "replace"
+        else tisa.hf.convert(original(name), positions="keep")
+    )
     converted = shake(converted.eval())
     converted.save_pretrained(tmp_path, max_shard_size="20KB")
     auto = (
@@ -143,7 +147,7 @@ def test_save_and_load(name, positions, tmp_path):
 
 
 def test_every_kernel_has_a_gradient_by_the_second_step(name):
-    converted = tisa.hf.convert(original(name), init="zero").train()
+    converted = tisa.hf.convert(original(name), positions="keep", init="zero").train()
     for module in converted.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -163,7 +167,7 @@ def test_every_kernel_has_a_gradient_by_the_second_step(name):
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "tisa"])
 def test_a_cache_equals_the_full_pass(decoder, implementation):
-    models = [shake(tisa.hf.convert(original(decoder), init="zero"))]
+    models = [shake(tisa.hf.convert(original(decoder), positions="keep", init="zero"))]
     if decoder not in ROTARY:
         models.append(shake(replaced(decoder)))
     ids = inputs(2, 9, padded=False)["input_ids"]

@@ -26,7 +26,9 @@ def test_bands_follow_a_fused_optimiser(checkpointing):
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    model = tisa.hf.convert(transformers.BertForMaskedLM(config), init="reference", num_kernels=2)
+    model = tisa.hf.convert(
+        transformers.BertForMaskedLM(config), positions="keep", init="reference", num_kernels=2
+    )
     model.to("cuda").train()
     if checkpointing:
         model.gradient_checkpointing_enable()

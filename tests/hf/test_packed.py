@@ -16,7 +16,11 @@ def test_told_ends_are_those_of_restarting_positions(implementation, positions):
         intermediate_size=16, max_position_embeddings=16,
     )  # fmt: skip
     model = tisa.hf.convert(
-        transformers.BertModel(config).eval(), num_kernels=2, positions=positions, fold=False
+        transformers.BertModel(config).eval(),
+        num_kernels=2,
+        positions=positions,
+        init="reference",
+        fold=False,
     )
     model.set_attn_implementation(implementation)
     lengths = [5, 1, 7]

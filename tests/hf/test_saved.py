@@ -75,7 +75,7 @@ def test_a_fresh_process_loads_the_same_models(trust, tmp_path):
 
 
 def test_broken_checkpoints_are_refused(tmp_path):
-    converted = tisa.hf.convert(original("bert"))
+    converted = tisa.hf.convert(original("bert"), positions="keep")
     converted.save_pretrained(tmp_path, max_shard_size="20KB")
     shards = sorted(tmp_path.glob("*.safetensors"))
     load = transformers.AutoModelForMaskedLM.from_pretrained
@@ -151,7 +151,7 @@ class Tagger(transformers.BertPreTrainedModel):
 
 def test_a_class_of_ones_own_is_asked_for(tmp_path):
     model = Tagger(transformers.BertConfig(**tiny.SIZES)).eval()
-    converted = shake(tisa.hf.convert(model, init="zero"))
+    converted = shake(tisa.hf.convert(model, positions="keep", init="zero"))
     tisa.hf.save(converted, tmp_path)
     with pytest.raises(ValueError, match=r"converted Tagger.*model_class=Tagger"):
         tisa.hf.load(str(tmp_path))
@@ -166,7 +166,7 @@ def test_a_class_of_ones_own_is_asked_for(tmp_path):
         assert torch.equal(base(**inputs())[0], converted.bert(**inputs())[0])
     model.save_pretrained(tmp_path / "stock")
     with pytest.warns(UserWarning, match="Tagger, a class that transformers does not have"):
-        tisa.hf.folder.load_stock(str(tmp_path / "stock"))
+        tisa.hf.saving.load_stock(str(tmp_path / "stock"))
 
 
 def test_what_lies_beside_a_saved_model(tmp_path):

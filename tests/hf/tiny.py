@@ -11,7 +11,7 @@ SIZES = dict(
 )  # fmt: skip
 
 
-def _decoder(**changes):
+def decoder(**changes):
     return {**SIZES, "bos_token_id": 2, "eos_token_id": 3, **changes}
 
 
@@ -46,12 +46,12 @@ FAMILIES = {
     ),
     "opt": lambda: transformers.OPTForCausalLM(
         transformers.OPTConfig(
-            **{k: v for k, v in _decoder().items() if k != "intermediate_size"},
+            **{k: v for k, v in decoder().items() if k != "intermediate_size"},
             ffn_dim=40, word_embed_proj_dim=32,
         )
     ),
     "llama": lambda: transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**_decoder(), num_key_value_heads=2)
+        transformers.LlamaConfig(**decoder(), num_key_value_heads=2)
     ),
 }  # fmt: skip
 DECODERS = ("gpt2", "gpt_bigcode", "opt", "llama")
@@ -59,10 +59,10 @@ ROTARY = ("llama",)
 IMPLEMENTATIONS = ("eager", "sdpa", "tisa")
 
 
-def original(name, *, spread=True):
+def original(name, *, spread=True, kinds=FAMILIES):
     """Return a tiny model; with `spread`, one whose positions and attention matter."""
     torch.manual_seed(0)
-    model = FAMILIES[name]().eval()
+    model = kinds[name]().eval()
     if spread:
         with torch.no_grad():
             for p in model.parameters():

@@ -51,7 +51,8 @@ def command(
     texts = _lines(text) if text is not None else None
     span = _range(lengths) if lengths else None
     from tisa import hf
-    from tisa.hf.folder import convert_folder, load_stock
+    from tisa.hf.folder import convert_folder
+    from tisa.hf.saving import load_stock
 
     if dry_run:
         stock, _ = load_stock(model)
@@ -72,8 +73,8 @@ def command(
         done = convert_folder(
             model, out, positions=cast(Any, positions), init=cast(Any, init),
             num_kernels=num_kernels, fold=fold,
-            shared=shared, texts=texts, lengths=span, minutes=distil, device=device, seed=seed,
-            measured=report or bool(score), score=_function(score) if score else None,
+            shared=shared, texts=texts, lengths=span, distil_minutes=distil, device=device,
+            seed=seed, measured=report or bool(score), score=_function(score) if score else None,
             progress=lambda at, of: bar.update(task, completed=at, total=of),
         )  # fmt: skip
     if report:

@@ -1,25 +1,25 @@
 """TISA in Hugging Face models: converted, fitted to the model's own heads, saved like any other.
 
-    converted = tisa.hf.convert(model, positions="replace", init="fit", calibration=texts)
+    converted = tisa.hf.convert(model, calibration=texts)
 
 core.py          all that a saved model needs to run: imported here, and copied beside the model
-implementations.py  what the package hands to it: attention on the operator, FlexAttention
-together.py      scores and bands of all layers at once
 families.py      what there is to convert in a model, or why there is none
+implementations.py  what the package hands to `core`: the operator, FlexAttention, layers together
 card.py          what lies beside a saved model: a card, the copy of `core`
 registry.py      `core` given the package's parts, converted models in the Auto classes
+transformer.py   our own pretrained transformers behind the Auto classes
 default_text.py  what is calibrated on where no text is given
 calibration.py   texts in, token batches and folded vectors out
+parameters.py    optimiser groups
 fit.py           scores from a model's own heads
 conversion.py    a model in, a converted one out
 distillation.py  a converted model trained towards the one it came from
-parameters.py    optimiser groups
+measure.py       what a conversion kept
 sentence.py      what makes a sentence encoder of a transformer
+saving.py        stock models from folders, converted ones from and into folders
 folder.py        folder in, folder out: what `tisa convert` does
 report.py        one page about a conversion
 export.py        torch.export and ONNX
-measure.py       what a conversion kept
-transformer.py   our own pretrained transformers behind the Auto classes
 """
 
 try:
@@ -36,9 +36,9 @@ if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 17
 
 from tisa.hf.conversion import convert
 from tisa.hf.distillation import distil
-from tisa.hf.folder import load, save
 from tisa.hf.parameters import parameter_groups
 from tisa.hf.registry import register, register_type
+from tisa.hf.saving import load, save
 from tisa.hf.transformer import register as _register_transformer
 
 register()

@@ -1,5 +1,6 @@
 """Text to fit scores on: from what the user gives to checked token sequences and small batches."""
 
+import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -76,6 +77,25 @@ def default_texts() -> list[str]:
     for size in (2, 3, 5, 8):
         texts += [" ".join(SENTENCES[i : i + size]) for i in range(0, len(SENTENCES), 3 * size)]
     return texts
+
+
+def pieces(
+    texts: list[str], tokenizer: Any, lengths: tuple[int, int], *, count: int = 96, seed: int = 0
+) -> list[str]:
+    """Return pieces of the texts, their lengths in tokens spread evenly on a logarithmic scale."""
+    shortest, longest = lengths
+    if not 3 <= shortest <= longest:
+        raise ValueError(f"lengths must be 3 ≤ shortest ≤ longest, got {shortest} to {longest}")
+    words = " ".join(texts).split()
+    tokens = len(tokenizer(" ".join(words[:500]))["input_ids"]) / len(words[:500])
+    generator = random.Random(seed)
+    made = []
+    for _ in range(count):
+        wanted = shortest * (longest / shortest) ** generator.random()
+        size = max(3, round((wanted - 2) / tokens))
+        start = generator.randrange(max(1, len(words) - size))
+        made.append(" ".join(words[start : start + size]))
+    return made
 
 
 def load_tokenizer(model: PreTrainedModel) -> Any:

@@ -17,10 +17,7 @@ from tisa.hf.calibration import (
 )
 from tisa.hf.core import FORMAT, TABLES, Folded, model_class
 from tisa.hf.fit import fit_scores
-from tisa.hf.registry import register_type
-
-# No limit: more tokens than fit any memory.
-LIFTED = 2**20
+from tisa.hf.registry import LIFTED, register_type
 
 Positions = Literal["keep", "replace"]
 Start = Literal["reference", "zero", "fit"]
@@ -30,8 +27,8 @@ def convert(
     model: PreTrainedModel,
     *,
     num_kernels: int = 5,
-    positions: Positions = "keep",
-    init: Start = "reference",
+    positions: Positions = "replace",
+    init: Start | None = None,
     fold: bool = True,
     fold_by: Literal["tokens", "inputs"] = "tokens",
     shared: bool = False,
@@ -44,10 +41,11 @@ def convert(
     Args:
         model: any model whose attention goes through transformers' attention interface, and MPNet.
         num_kernels: S, kernels per head.
-        positions: "keep" adds scores to the positions that the model has (the paper's a);
-            "replace" leaves the learned position table out (its b), and the model takes any length.
-        init: "reference", the author's random kernels; "zero", which changes nothing yet; "fit",
-            kernels fitted to the model's own heads (with "replace").
+        positions: "replace" leaves the learned position table out (the paper's b), and the model
+            takes any length; "keep" adds scores to the positions that it has (its a).
+        init: "fit", kernels fitted to the model's own heads (with "replace", where it is the
+            default); "reference", the author's random kernels (the default with "keep"); "zero",
+            which changes nothing yet.
         fold: with "replace", keep what the position vectors say besides the order: one vector for
             the token that always stands first, one for the last, one for all others.
         fold_by: what counts alike in these vectors: the calibration's "tokens", or its "inputs",
@@ -58,6 +56,8 @@ def convert(
         tokenizer: for calibration by text; by default the one that lies beside the model.
         progress: called with (layers fitted, layers).
     """
+    if init is None:
+        init = "fit" if positions == "replace" and num_kernels else "reference"
     _check(model, num_kernels, positions, init, shared, fold_by)
     fold = fold and positions == "replace"
     sequences, ends = None, None

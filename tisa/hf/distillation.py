@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from tisa.hf.calibration import Batch, Tokens, batches_of, inner, load_tokenizer, tokens_of
 from tisa.hf.parameters import is_score
 from tisa.shapes import Tensor
+from tisa.store import new_file
 
 # Of an input's tokens, for models with an MLM head.
 MASKED, MASKED_WEIGHT = 0.15, 10.0
@@ -204,10 +205,8 @@ class _State:
             "seconds": self.seconds,
             "losses": self.losses,
         }
-        # Whole or not at all: the name is given only to a finished file.
-        unfinished = self.path.with_suffix(".unfinished")
-        torch.save(kept, unfinished)
-        unfinished.replace(self.path)
+        with new_file(self.path) as unfinished:
+            torch.save(kept, unfinished)
 
     def _read(self, trained: dict[str, nn.Parameter]) -> None:
         assert self.path is not None

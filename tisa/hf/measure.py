@@ -1,18 +1,54 @@
 """What a conversion kept: embeddings, word order, masked tokens, by length, beside the original."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel
 
-from tisa.hf.calibration import Tokens, batches_of, inner, length_limit
+from tisa.hf.calibration import Tokens, batches_of, inner, length_limit, tokens_of
 from tisa.shapes import Float, Tensor
 
+# A score of one's own: (model, tokenizer) → number.
+Score = Callable[[PreTrainedModel, Any], float]
 # Four orders of a sentence's words: as written, and three that differ from it and each other.
 ORDERS = ("as written", "reversed", "halves exchanged", "shuffled")
+
+
+def measurements(
+    original: PreTrainedModel,
+    converted: PreTrainedModel,
+    tokenizer: Any,
+    texts: list[str],
+    score: Score | None = None,
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return what both models do on held-out texts, by name: before and after."""
+    before: dict[str, float] = {}
+    after: dict[str, float] = {}
+    if score is not None:
+        before["score"], after["score"] = (score(m, tokenizer) for m in (original, converted))
+    if tokenizer is None:
+        return before, after
+    mask = getattr(tokenizer, "mask_token_id", None)
+    if type(original).__name__.endswith("ForMaskedLM") and mask is not None:
+        sequences = tokens_of(texts, original, tokenizer)
+        for model, found in ((original, before), (converted, after)):
+            found["masked-token accuracy"] = masked_accuracy(model, sequences, mask)[0]
+    with torch.no_grad():
+        some = texts[:64]
+        # SMILES, or texts of a few words, have no other order of words.
+        if any(orders_of(text, random.Random(0)) for text in some):
+            before["order-match"] = 1.0
+            after["order-match"] = order_match(converted, original, tokenizer, some)
+        longest = [*texts, *(" ".join(texts[i:]) for i in range(min(8, len(texts))))]
+        lengths = [n for n in (16, 64, 128, 256, 512) if n <= length_limit(original)]
+        by = cosine_by_length(converted, original, tokenizer, longest, lengths)
+    for length, value in by.items():
+        before[f"cosine to original at {length} tokens"] = 1.0
+        after[f"cosine to original at {length} tokens"] = value
+    return before, after
 
 
 @torch.no_grad()

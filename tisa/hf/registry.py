@@ -9,7 +9,6 @@ import os
 from functools import cache
 from typing import Any
 
-import torch
 from transformers import AutoConfig
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
@@ -18,9 +17,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tisa.hf import card, core, implementations
 from tisa.hf.families import LOADED_TYPES
-from tisa.hf.together import Together
 from tisa.offsets import to_matrix
 from tisa.scoring import TISA
+
+# No limit: more tokens than fit any memory.
+LIFTED = 2**20
 
 
 class TisaModel(core.Converted):
@@ -36,16 +37,6 @@ class TisaModel(core.Converted):
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
         card.replace_template(self, working_dir)
         return super()._upload_modified_files(working_dir, *args, **kwargs)
-
-
-def together(module: Any) -> Together | None:
-    """Return what computes all layers' scores and bands at once, where that is the same."""
-    known = module.config.tisa["base_model_type"] in LOADED_TYPES
-    if torch.compiler.is_compiling() or not known:
-        return None
-    # A layer that is computed again in the backward pass needs scores of its own.
-    again = module.training and module.is_gradient_checkpointing
-    return Together(module.tisa_owners, with_vectors=not again)
 
 
 @cache
@@ -77,7 +68,7 @@ def register() -> None:
         default="tisa",
         more="",
         mpnet=implementations.mpnet,
-        together=together,
+        together=implementations.together,
         model=TisaModel,
     )
     core.register()
