@@ -31,14 +31,14 @@ def run(program, *flags):
 
 
 def tree_of_the_readme():
-    """Return the paths that the README's tree names, in its order."""
+    """Return the paths that the README's tree names, in its order, and what it says of them."""
     (block,) = re.findall(r"## The tree.*?```\n(.*?)```", README, flags=re.DOTALL)
-    folders, paths = [], []
+    folders, paths = [], {}
     for line in block.splitlines():
-        name = line.split()[0]
+        name, _, about = line.strip().partition(" ")
         depth = (len(line) - len(line.lstrip())) // 2
         folders = folders[:depth]
-        paths.append("/".join([*folders, name]).replace("//", "/"))
+        paths["/".join([*folders, name]).replace("//", "/")] = about
         if name.endswith("/"):
             folders.append(name.rstrip("/"))
     return paths
@@ -57,8 +57,10 @@ def listing_of(folder):
 def test_the_tree_in_the_readme_is_the_tree():
     """A file stands in the README's tree, or in what its own folder says about itself."""
     tree = tree_of_the_readme()
-    for path in tree:
+    for path, about in tree.items():
         assert (ROOT / path).exists(), path
+        for name in re.findall(r"\w+\.(?:py|css|js|html)\b", about):
+            assert (ROOT / path / name).exists(), f"{path} names {name}"
     folders = [ROOT / n for n in ("benchmarks", "examples", "runs")]
     scripts = [p for f in folders for k in ("*.py", "*.sh", "*.ipynb") for p in f.glob(k)]
     for path in [*SOURCES, *scripts]:
