@@ -114,7 +114,10 @@ def _option(
         # A flag that is not given, a word that is not there: nothing to show. A zero is a number.
         more["show_default"] = default == 0 and bare is not bool
     if get_origin(bare) is tuple:
-        more |= {"converter": _parted, "n_tokens": 1}
+        more |= {"converter": lambda _, tokens: _parted(bare, tokens), "n_tokens": 1}
+        if bool in get_args(bare):
+            # cyclopts would take it for a flag.
+            hint = tuple[str, ...]
         more |= {"show_default": _written} if default else {}
     elif get_origin(bare) is dict:
         more |= {"converter": _decoded, "n_tokens": 1, "accepts_keys": False}
