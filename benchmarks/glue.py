@@ -27,14 +27,12 @@ import transformers
 
 import tisa.hf
 from tisa_lab.executors import InProcess
-from tisa_lab.glue.batches import Padder
+from tisa_lab.glue.batches import Packer, Padder, TaskRows, read_packed, tokenized
 from tisa_lab.glue.cell import Cell, grid
-from tisa_lab.glue.packing import Packer, read_packed
-from tisa_lab.glue.reading import read
-from tisa_lab.glue.starts import start_of
-from tisa_lab.glue.tasks import task_named
-from tisa_lab.glue.trainer import CellTrainer
-from tisa_lab.glue.training import Runner, stock_model, tokenized, trainer_arguments
+from tisa_lab.glue.stacked import Stacked
+from tisa_lab.glue.starts import start_of, stock_model
+from tisa_lab.glue.tasks import read, task_named
+from tisa_lab.glue.training import CellTrainer, Runner, trainer_arguments
 from tisa_lab.record import surroundings
 
 RESULTS = Path(__file__).parent / "results"
@@ -43,6 +41,11 @@ GOALS = {"examples": 1.5, "step": 1.05, "cells": 5.0}
 WARM = 4
 ROWS = 20_000
 DEV_ROWS = 8
+
+
+def changed(cell: Cell, **values: Any) -> Cell:
+    """Return a cell with other values, each by its own name."""
+    return Cell.of(**{**cell.values(), **values})
 
 
 class Clock(transformers.TrainerCallback):
@@ -71,16 +74,16 @@ class Bench:
         data = read(self.task, data_dir)
         # Every so many: lengths as in all of them.
         every = max(1, len(data.train) // ROWS)
-        self.train = tokenized(data.train[::every][:ROWS], self.task, tokenizer, cell.max_length)
+        self.train = tokenized(
+            data.train[::every][:ROWS], self.task, tokenizer, cell.recipe.max_length
+        )
         dev = next(iter(data.dev.values()))[:DEV_ROWS]
-        self.dev = {"": tokenized(dev, self.task, tokenizer, cell.max_length)}
+        self.dev = {"": tokenized(dev, self.task, tokenizer, cell.recipe.max_length)}
         cells = {
             "ours": cell,
-            "ours, packed": Cell(**{**vars(cell), "batches": "packed"}),
-            "ours, S = 5": Cell(**{**vars(cell), "num_kernels": 5, "init": "reference"}),
-            "ours, packed, S = 5": Cell(
-                **{**vars(cell), "num_kernels": 5, "init": "reference", "batches": "packed"}
-            ),
+            "ours, packed": changed(cell, batches="packed"),
+            "ours, S = 5": changed(cell, num_kernels=5, init="reference"),
+            "ours, packed, S = 5": changed(cell, num_kernels=5, init="reference", batches="packed"),
         }
         self.models = {"stock": (None, copy.deepcopy(model))}
         for name, own in cells.items():
@@ -89,7 +92,7 @@ class Bench:
 
     def gate(self) -> float:
         """Return how far logits lie from stock's, padded and packed; too far is an error."""
-        rows = self.train[: self.cell.batch_size]
+        rows = self.train[: self.cell.recipe.batch_size]
         stock = self.models["stock"][1]
         converted = tisa.hf.convert(stock, positions="keep", num_kernels=0, init="zero")
         read_packed(converted)
@@ -126,26 +129,26 @@ class Bench:
             if own is None:
                 trainer = self._stock(model, WARM + steps, seed, folder)
             else:
-                cell = Cell(**{**vars(own), "seed": seed, "steps": WARM + steps, "evaluations": 1})
+                cell = changed(own, seed=seed, steps=WARM + steps, evaluations=1)
                 arguments = trainer_arguments(
-                    cell, cell.batch_size, len(self.train), self.device, folder
+                    cell, cell.recipe.batch_size, len(self.train), torch.device(self.device), folder
                 )
-                trainer = CellTrainer(
-                    cell, self.task, model, arguments, self.train, self.dev, self.tokenizer, None
-                )
+                rows = TaskRows(self.train, self.dev, {})
+                trainer = CellTrainer(cell, self.task, model, arguments, rows, self.tokenizer, None)
             trainer.add_callback(clock)
             trainer.train()
         seconds = clock.times[1] - clock.times[0]
         return {
-            "examples_per_second": steps * self.cell.batch_size / seconds,
+            "examples_per_second": steps * self.cell.recipe.batch_size / seconds,
             "ms_per_step": 1000 * seconds / steps,
         }
 
     def _stock(self, model: Any, steps: int, seed: int, folder: str) -> Any:
+        recipe = self.cell.recipe
         arguments = transformers.TrainingArguments(
             output_dir=folder, max_steps=steps, seed=seed, use_cpu=self.device == "cpu",
-            per_device_train_batch_size=self.cell.batch_size, bf16=self.device == "cuda",
-            learning_rate=self.cell.learning_rate, weight_decay=self.cell.weight_decay,
+            per_device_train_batch_size=recipe.batch_size, bf16=self.device == "cuda",
+            learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay,
             report_to="none", save_strategy="no", disable_tqdm=True,
         )  # fmt: skip
         rows = [{**row, "attention_mask": [1] * len(row["input_ids"])} for row in self.train]
@@ -166,12 +169,12 @@ def throughput(arguments: argparse.Namespace, write: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, batch, steps in sizes:
         for task in ("sst-2", "mnli-10k"):
-            cell = Cell(
+            cell = Cell.of(
                 arguments.model, task, num_kernels=0, init="zero", batch_size=batch,
                 learning_rate=1e-5, dropout=0.0, max_length=128,
             )  # fmt: skip
             if name == "MODEL":
-                model = stock_model(cell, task_named(task))
+                model = stock_model(cell)
             else:
                 torch.manual_seed(0)
                 config = transformers.BertConfig(
@@ -225,13 +228,10 @@ def cells_per_hour(arguments: argparse.Namespace) -> dict[str, Any]:
         **({"steps": 4} if arguments.little else {"epochs": 3.0}),
     )  # fmt: skip
     found: dict[str, Any] = {"task": arguments.task}
-    places: dict[str, Any] = {"in-process": InProcess(runner)}
-    try:
-        from tisa_lab.glue.stacked import Stacked
-
-        places["stacked"] = Stacked(runner, arguments.stack)
-    except ImportError:
-        found["stacked"] = "not there"
+    places: dict[str, Any] = {
+        "in-process": InProcess(runner),
+        "stacked": Stacked(runner, arguments.stack),
+    }
     for name, place in places.items():
         # The first cell of either pays for what is loaded once.
         some = cells[:3] if name == "in-process" else cells
@@ -253,9 +253,8 @@ def cells_per_hour(arguments: argparse.Namespace) -> dict[str, Any]:
             "cells_per_hour": 3600 / median(steady),
         }  # fmt: skip
         print(name, json.dumps(found[name]), flush=True)
-    if "stacked" in places:
-        rates = (found["stacked"]["cells_per_hour"], found["in-process"]["cells_per_hour"])
-        found["ratio"] = rates[0] / rates[1]
+    rates = (found["stacked"]["cells_per_hour"], found["in-process"]["cells_per_hour"])
+    found["ratio"] = rates[0] / rates[1]
     return found
 
 

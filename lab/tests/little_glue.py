@@ -5,6 +5,8 @@ import random
 import torch
 import transformers
 
+from tisa_lab.glue.cell import Cell
+
 LETTERS = "abcdefgh"
 WORDS = [x + y for x in LETTERS for y in LETTERS]
 
@@ -41,6 +43,11 @@ def make_data(folder, rows=24):
         ]
         write(folder / "STS-B" / f"{name}.tsv", lines, header)
     return folder
+
+
+def changed(cell, **values):
+    """Return a cell with other values, each by its own name."""
+    return Cell.of(**{**cell.values(), **values})
 
 
 def make_model(folder):

@@ -8,9 +8,7 @@ import pytest
 
 from little_glue import make_data, write
 from tisa_lab.glue.batches import ByLength
-from tisa_lab.glue.metrics import score
-from tisa_lab.glue.reading import Example, read
-from tisa_lab.glue.tasks import TASKS, task_named
+from tisa_lab.glue.tasks import TASKS, Example, read, score, task_named
 
 # A row of each official file, by its published header, and what must be read from it.
 LONG = ["index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse",
@@ -90,7 +88,7 @@ def test_a_score_lies_in_its_range(tmp_path, wrong):
 
 
 def test_unknown_tasks_and_missing_files_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"expected one of sst-2, mnli, .* got 'wnli'"):
+    with pytest.raises(ValueError, match=r"must be one of sst-2, mnli, .* got 'wnli'"):
         task_named("wnli")
     with pytest.raises(FileNotFoundError, match=r"no RTE/train.tsv in"):
         read(task_named("rte"), tmp_path)

@@ -15,8 +15,7 @@ import pytest
 from little_glue import make_data, make_model
 from tisa_lab import sweep
 from tisa_lab.executors import OnRay
-from tisa_lab.glue.cell import grid
-from tisa_lab.glue.record import Record
+from tisa_lab.glue.cell import Record, grid
 from tisa_lab.sweep import Records
 
 
@@ -81,11 +80,11 @@ class Silent:
     started = finished = elsewhere = begin
 
 
-CELLS = grid(["m"], ["cola"], seeds=range(2), starts=["fit"], positions=["replace"])
+CELLS = grid(["m"], ["cola"], seeds=range(2), init=("fit",), positions=("replace",))
 
 
 def made_up(cell, folder):
-    Path(folder, f"{cell.num_kernels}.safetensors").write_bytes(b"fitted")
+    Path(folder, f"{cell.variant.num_kernels}.safetensors").write_bytes(b"fitted")
     value = {"matthews": random.Random(cell.key).random()}
     return Record(cell, value, [{"step": 1.0, **value}], 1, 1, {"total": 0.01}, 1, {"all": 1}, "d",
                   {"train": 1}, {"device": "cpu"})  # fmt: skip

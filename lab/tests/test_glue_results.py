@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from tisa_lab.glue.record import Record
+from tisa_lab.glue.cell import Record
+from tisa_lab.glue.report import markdown
 from tisa_lab.glue.summary import summary
-from tisa_lab.glue.tables import markdown
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "docs/records/2026-11-15-table3"

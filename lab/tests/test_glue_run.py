@@ -8,11 +8,10 @@ import torch
 import transformers
 
 from little_glue import make_data, make_model
-from tisa_lab.glue import trainer, training
-from tisa_lab.glue.cell import Cell, grid
-from tisa_lab.glue.plan import plan
-from tisa_lab.glue.record import Record
-from tisa_lab.glue.training import Runner, run
+from tisa_lab.glue import starts, training
+from tisa_lab.glue.cell import Cell, Record, grid
+from tisa_lab.glue.table3 import plan
+from tisa_lab.glue.training import run
 
 SMALL = dict(steps=6, batch_size=8, learning_rate=1e-3, evaluations=2, calibration_rows=8)
 
@@ -40,7 +39,7 @@ def model(tmp_path_factory):
     ],
 )  # fmt: skip
 def test_the_same_seed_gives_the_same_numbers(data_dir, model, task, variant, metric):
-    cell = Cell(model, task, **variant, **SMALL)
+    cell = Cell.of(model, task, **variant, **SMALL)
     seen = []
     first = run(cell, data_dir=data_dir, progress=lambda *at: seen.append(at))
     torch.manual_seed(12345)
@@ -53,28 +52,28 @@ def test_the_same_seed_gives_the_same_numbers(data_dir, model, task, variant, me
     assert {"commit", "device", "torch", "date", "uncommitted_changes"} <= set(first.surroundings)
     assert Record.from_line(first.line()) == first
     scores = first.parameters["scores"]
-    folded = 3 * 16 if cell.fold else 0
-    assert scores == 3 * cell.num_kernels * 2 * 2 + folded
-    fixed = 3 * cell.num_kernels * 2 * 2 if cell.frozen else 0
+    folded = 3 * 16 if cell.variant.fold else 0
+    assert scores == 3 * cell.variant.num_kernels * 2 * 2 + folded
+    fixed = 3 * cell.variant.num_kernels * 2 * 2 if cell.variant.frozen else 0
     assert first.parameters["trained"] == first.parameters["all"] - fixed
 
 
 def test_another_seed_gives_other_numbers(data_dir, model):
-    cell = Cell(model, "cola", **{**SMALL, "steps": 1})
+    cell = Cell.of(model, "cola", **{**SMALL, "steps": 1})
     other = dataclasses.replace(cell, seed=1)
     assert run(cell, data_dir=data_dir).metrics != run(other, data_dir=data_dir).metrics
 
 
 def test_scores_have_a_group_of_their_own(data_dir, model, monkeypatch):
     seen = []
-    made = trainer.CellTrainer.create_optimizer
+    made = training.CellTrainer.create_optimizer
 
     def create_optimizer(self, *arguments):
         seen.append(made(self, *arguments))
         return seen[-1]
 
-    monkeypatch.setattr(trainer.CellTrainer, "create_optimizer", create_optimizer)
-    cell = Cell(model, "cola", num_kernels=2, **{**SMALL, "steps": 1}, scores_learning_rate=0.5)
+    monkeypatch.setattr(training.CellTrainer, "create_optimizer", create_optimizer)
+    cell = Cell.of(model, "cola", num_kernels=2, **{**SMALL, "steps": 1}, scores_learning_rate=0.5)
     run(cell, data_dir=data_dir)
     *weights, scores = seen[0].param_groups
     assert scores["initial_lr"] == 0.5
@@ -85,16 +84,16 @@ def test_scores_have_a_group_of_their_own(data_dir, model, monkeypatch):
 
 
 def test_out_of_memory_halves_the_batch_and_says_so(data_dir, model, monkeypatch):
-    whole = run(Cell(model, "cola", **SMALL), data_dir=data_dir)
-    step = trainer.CellTrainer.training_step
+    whole = run(Cell.of(model, "cola", **SMALL), data_dir=data_dir)
+    step = training.CellTrainer.training_step
 
     def too_large(self, model, inputs, *more, **named):
         if len(inputs["labels"]) > 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return step(self, model, inputs, *more, **named)
 
-    monkeypatch.setattr(trainer.CellTrainer, "training_step", too_large)
-    halved = run(Cell(model, "cola", **SMALL), data_dir=data_dir)
+    monkeypatch.setattr(training.CellTrainer, "training_step", too_large)
+    halved = run(Cell.of(model, "cola", **SMALL), data_dir=data_dir)
     assert (whole.micro_batch_size, halved.micro_batch_size) == (8, 4)
     assert halved.steps == whole.steps == 6
     # Steps are the same steps: their rows, their rate; sums in another order.
@@ -104,45 +103,45 @@ def test_out_of_memory_halves_the_batch_and_says_so(data_dir, model, monkeypatch
     def always(self, *arguments, **named):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(trainer.CellTrainer, "training_step", always)
+    monkeypatch.setattr(training.CellTrainer, "training_step", always)
     with pytest.raises(torch.OutOfMemoryError):
-        run(Cell(model, "cola", **{**SMALL, "batch_size": 1}), data_dir=data_dir)
+        run(Cell.of(model, "cola", **{**SMALL, "batch_size": 1}), data_dir=data_dir)
 
 
 def test_what_cannot_be_run_is_said(data_dir, model, tmp_path):
-    with pytest.raises(ValueError, match="expected one of sst-2"):
-        Cell(model, "wnli")
+    with pytest.raises(ValueError, match="must be one of sst-2"):
+        Cell.of(model, "wnli")
     with pytest.raises(ValueError, match='"fit" and fold are for positions="replace"'):
-        Cell(model, "rte", init="fit")
-    with pytest.raises(ValueError, match="batch_size: expected at least 1, got 0"):
-        Cell(model, "rte", batch_size=0)
-    with pytest.raises(ValueError, match="epochs: expected a number above 0, got inf"):
-        Cell(model, "rte", epochs=float("inf"))
+        Cell.of(model, "rte", init="fit")
+    with pytest.raises(ValueError, match="batch_size must be 1 or more, got 0"):
+        Cell.of(model, "rte", batch_size=0)
+    with pytest.raises(ValueError, match="epochs must be a number above 0, got inf"):
+        Cell.of(model, "rte", epochs=float("inf"))
     config = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
     make_model(tmp_path / "vit")
     config.save_pretrained(tmp_path / "vit")
-    picture = Cell(str(tmp_path / "vit"), "rte")
+    picture = Cell.of(str(tmp_path / "vit"), "rte")
     with pytest.raises(ValueError, match="a vit, for which transformers has no classification"):
-        training.stock_model(picture, training.task_named("rte"))
+        starts.stock_model(picture)
     # And before anything is run.
     with pytest.raises(ValueError, match="a vit, for which transformers has no classification"):
-        plan([picture], [], Runner(data_dir))
+        plan([picture], [], data_dir)
     weights = make_model(tmp_path / "torn") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:3000])
     with pytest.raises(ValueError, match=r"torn are truncated .*; download them again"):
-        training.stock_model(Cell(str(weights.parent), "rte"), training.task_named("rte"))
-    cell = Cell(model, "sts-b", **{**SMALL, "learning_rate": 1e30})
+        starts.stock_model(Cell.of(str(weights.parent), "rte"))
+    cell = Cell.of(model, "sts-b", **{**SMALL, "learning_rate": 1e30})
     with pytest.raises((ArithmeticError, ValueError), match="learning_rate"):
         run(cell, data_dir=data_dir)
 
 
 def test_the_grid_has_every_cell_once_and_none_without_meaning():
     cells = grid(
-        ["m"], ["cola"], starts=("reference", "fit"), folds=(False, True), frozen=(False, True),
+        ["m"], ["cola"], init=("reference", "fit"), fold=(False, True), frozen=(False, True),
         seeds=(0,),
     )  # fmt: skip
     assert len({c.key for c in cells}) == len(cells)
-    names = sorted(c.variant for c in cells if c.num_kernels in (0, 5))
+    names = sorted(c.variant.label for c in cells if c.variant.num_kernels in (0, 5))
     assert names == [
         "S = 5", "baseline", "folded", "folded, S = 5", "folded, S = 5, fitted",
         "folded, S = 5, fitted, frozen", "zeroed", "zeroed, S = 5", "zeroed, S = 5, fitted",
@@ -150,8 +149,8 @@ def test_the_grid_has_every_cell_once_and_none_without_meaning():
     ]  # fmt: skip
     assert len(cells) == 2 * 1 + 1 + 3 * 7
     # The published recipe, and steps that are whole again after being a share.
-    assert (cells[0].steps, round(cells[0].warmup * cells[0].steps)) == (5336, 320)
-    assert grid(["m"], ["cola"], epochs=2.0)[0].steps is None
+    assert (cells[0].recipe.steps, round(cells[0].recipe.warmup * 5336)) == (5336, 320)
+    assert grid(["m"], ["cola"], epochs=2.0)[0].recipe.steps is None
     seeds = [c.seed for c in grid(["m"], ["cola", "rte"], seeds=(3, 4))]
     assert seeds == sorted(seeds)
 
@@ -159,10 +158,10 @@ def test_the_grid_has_every_cell_once_and_none_without_meaning():
 def test_rows_are_named_as_in_the_table():
     """Every cell of the largest grid from the name of its row."""
     cells = grid(
-        ["m"], ["cola"], starts=("reference", "zero", "fit"), folds=(False, True),
-        frozen=(False, True), distil=(0, 30), seeds=(0,),
+        ["m"], ["cola"], init=("reference", "zero", "fit"), fold=(False, True),
+        frozen=(False, True), distil_steps=(0, 30), seeds=(0,),
     )  # fmt: skip
-    assert grid(["m"], ["cola"], rows=[c.variant for c in cells], seeds=(0,)) == cells
+    assert grid(["m"], ["cola"], rows=[c.variant.label for c in cells], seeds=(0,)) == cells
     for wrong in (
         "",
         "S = 0",
@@ -173,14 +172,14 @@ def test_rows_are_named_as_in_the_table():
     ):
         with pytest.raises(ValueError, match="first column of the table"):
             grid(["m"], ["cola"], rows=[wrong])
-    with pytest.raises(ValueError, match='distil for init="fit"'):
+    with pytest.raises(ValueError, match='distil_steps are for init="fit"'):
         grid(["m"], ["cola"], rows=["zeroed, S = 5, distilled 30"])
 
 
 def test_a_line_that_is_no_record_is_refused(data_dir, model):
     with pytest.raises(ValueError, match="expected a record"):
         Record.from_line("{}")
-    record = run(Cell(model, "cola", **{**SMALL, "steps": 1}), data_dir=data_dir)
+    record = run(Cell.of(model, "cola", **{**SMALL, "steps": 1}), data_dir=data_dir)
     changed = json.loads(record.line())
     changed["cell"]["seed"] = 9
     with pytest.raises(ValueError, match="changed by hand"):

@@ -3,7 +3,6 @@
 import json
 import random
 import time
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,13 +10,11 @@ import torch
 import transformers
 
 import command
-from little_glue import make_data, make_model
+from little_glue import changed, make_data, make_model
 from test_glue_sweep import CELLS, Silent, check, forked, made_up
-from tisa_lab.glue import side_by_side, stacked
-from tisa_lab.glue.cell import Cell, grid
-from tisa_lab.glue.record import Record
-from tisa_lab.glue.side_by_side import run_stack
-from tisa_lab.glue.stacked import Stacked, check_stackable, stacks
+from tisa_lab.glue import stacked
+from tisa_lab.glue.cell import Cell, Record, grid
+from tisa_lab.glue.stacked import Stacked, check_stackable, run_stack, stacks
 from tisa_lab.glue.training import Runner, run
 from tisa_lab.sweep import Records, sweep
 
@@ -63,11 +60,9 @@ def assert_same(found, wanted):
 @pytest.mark.parametrize("task", VARIANTS)
 def test_each_cell_of_a_stack_is_its_single_run(data_dir, model, task, tmp_path):
     """With and without positions, S from 0 to 3, folded, fitted, frozen, of two seeds."""
-    cells = [Cell(model, task, **variant, **SMALL) for variant in VARIANTS[task]]
+    cells = [Cell.of(model, task, **variant, **SMALL) for variant in VARIANTS[task]]
     seen = []
-    found = run_stack(
-        cells, data_dir=data_dir, starts=tmp_path, progress=lambda *at: seen.append(at)
-    )
+    found = run_stack(cells, Runner(data_dir, None, tmp_path, progress=lambda *at: seen.append(at)))
     assert seen == [(step, 7) for step in range(7)]
     for record, cell in zip(found, cells, strict=True):
         assert isinstance(record, Record), record
@@ -85,12 +80,12 @@ def test_each_cell_of_a_stack_is_its_single_run(data_dir, model, task, tmp_path)
 def test_a_cell_that_fails_fails_alone(data_dir, model, monkeypatch):
     """One becomes NaN, one cannot be converted; the others' numbers do not change by a bit."""
     cells = [
-        Cell(model, "rte", **BARE, **SMALL, seed=seed, positions=positions)
+        Cell.of(model, "rte", **BARE, **SMALL, seed=seed, positions=positions)
         for seed in (0, 1)
         for positions in ("keep", "replace")
     ]
-    whole = run_stack(cells, data_dir=data_dir)
-    make = side_by_side.start_of
+    whole = run_stack(cells, Runner(data_dir))
+    make = stacked.start_of
 
     def start_of(cell, *args):
         if cell == cells[3]:
@@ -101,8 +96,8 @@ def test_a_cell_that_fails_fails_alone(data_dir, model, monkeypatch):
                 made.bert.encoder.layer[1].output.dense.weight[0, 0] = float("nan")
         return made
 
-    monkeypatch.setattr(side_by_side, "start_of", start_of)
-    found = run_stack(cells, data_dir=data_dir)
+    monkeypatch.setattr(stacked, "start_of", start_of)
+    found = run_stack(cells, Runner(data_dir))
     assert isinstance(found[1], ArithmeticError)
     assert "the loss is nan; lower learning_rate (0.01)" in str(found[1])
     assert str(found[3]) == "ValueError: a lemon"
@@ -114,7 +109,7 @@ def test_a_stack_that_does_not_fit_is_halved(model, monkeypatch, caplog):
     cells = grid([model], ["cola"], seeds=(0, 1))
     tried = []
 
-    def run_stack(cells, **settings):
+    def run_stack(cells, runner):
         tried.append(len(cells))
         if len(cells) > 4 or alone in cells:
             raise torch.OutOfMemoryError("no room")
@@ -122,7 +117,7 @@ def test_a_stack_that_does_not_fit_is_halved(model, monkeypatch, caplog):
 
     alone = stacks(cells, 16)[0][-1]
     monkeypatch.setattr(stacked, "run_stack", run_stack)
-    monkeypatch.setattr(stacked, "outcome", lambda cell, *more: RuntimeError("alone"))
+    monkeypatch.setattr(stacked, "outcome", lambda *given: RuntimeError("alone"))
     place = Stacked(Runner(), 16)
     for cell in cells:
         place.submit(cell)
@@ -148,12 +143,12 @@ def test_what_goes_together(model):
     assert [sorted({c.seed for c in stack}) for stack in made[::2]] == [[0, 1], [2, 3], [4]]
     # A seed that is too large is divided evenly.
     assert [len(stack) for stack in stacks(cells[:6], 5)] == [3, 3]
-    assert len(stacks([cells[0], replace(cells[1], learning_rate=0.5)], 9)) == 2
+    assert len(stacks([cells[0], changed(cells[1], learning_rate=0.5)], 9)) == 2
     assert stacks([], 9) == []
 
 
 def quick(monkeypatch):
-    def run_stack(cells, **settings):
+    def run_stack(cells, runner):
         time.sleep(0.1)
         return [made_up(cell) for cell in cells]
 

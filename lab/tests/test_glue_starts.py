@@ -1,6 +1,5 @@
 """What cells start from: made once, kept whole, found again elsewhere."""
 
-import dataclasses
 import errno
 import os
 import threading
@@ -11,7 +10,7 @@ import transformers
 
 import command
 import tisa.hf
-from little_glue import make_data, make_model
+from little_glue import changed, make_data, make_model
 from tisa_lab.glue import starts, training
 from tisa_lab.glue.cell import Cell, grid
 from tisa_lab.glue.training import make_start, run
@@ -35,7 +34,7 @@ def files(folder):
 
 
 def test_a_start_is_made_once_for_all_seeds(data_dir, model, tmp_path, monkeypatch):
-    cell = Cell(model, "cola", **FITTED, **SMALL)
+    cell = Cell.of(model, "cola", **FITTED, **SMALL)
     alone = run(cell, data_dir=data_dir)
     first = run(cell, data_dir=data_dir, starts=tmp_path)
     (name,) = files(tmp_path)
@@ -47,40 +46,37 @@ def test_a_start_is_made_once_for_all_seeds(data_dir, model, tmp_path, monkeypat
     assert again.start == first.start
     assert again.numbers() == first.numbers() == alone.numbers()
     for other in (dict(seed=1), dict(frozen=True)):
-        run(dataclasses.replace(cell, **other), data_dir=data_dir, starts=tmp_path)
+        run(changed(cell, **other), data_dir=data_dir, starts=tmp_path)
     assert files(tmp_path) == [name]
 
 
 def test_what_matters_is_in_the_key(data_dir, model, tmp_path, monkeypatch):
-    cell = Cell(model, "cola", **FITTED, **SMALL)
+    cell = Cell.of(model, "cola", **FITTED, **SMALL)
     others = [
         dict(), dict(num_kernels=1), dict(fold=False), dict(task="rte"), dict(calibration_rows=7),
         dict(train_rows=12), dict(max_length=6), dict(distil=1), dict(distil=2),
     ]  # fmt: skip
-    changed = transformers.AutoModel.from_pretrained(model)
+    touched = transformers.AutoModel.from_pretrained(model)
     with torch.no_grad():
-        changed.encoder.layer[1].attention.self.key.weight[0, 0] += 0.01
+        touched.encoder.layer[1].attention.self.key.weight[0, 0] += 0.01
     transformers.AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "other")
-    changed.save_pretrained(tmp_path / "other")
+    touched.save_pretrained(tmp_path / "other")
     others.append(dict(model=str(tmp_path / "other")))
     monkeypatch.setattr(starts, "fit_scores", lambda *arguments: [])
     monkeypatch.setattr(tisa.hf, "distil", lambda *arguments, **named: [1.0])
-    found = {
-        make_start(dataclasses.replace(cell, **o), tmp_path, data_dir=data_dir)["key"]
-        for o in others
-    }
+    found = {make_start(changed(cell, **o), tmp_path, data_dir=data_dir)["key"] for o in others}
     assert len(found) == len(others) == len(files(tmp_path))
-    assert make_start(Cell(model, "cola"), tmp_path, data_dir=data_dir) is None
+    assert make_start(Cell.of(model, "cola"), tmp_path, data_dir=data_dir) is None
 
 
 def test_a_copy_in_float16_elsewhere_has_the_same_start(data_dir, model, tmp_path, monkeypatch):
-    cell = Cell(model, "cola", **FITTED, **SMALL)
+    cell = Cell.of(model, "cola", **FITTED, **SMALL)
     made = make_start(cell, tmp_path / "starts", data_dir=data_dir)
     copy = tmp_path / "elsewhere"
     transformers.AutoTokenizer.from_pretrained(model).save_pretrained(copy)
     transformers.AutoModel.from_pretrained(model, dtype=torch.float16).save_pretrained(copy)
     monkeypatch.setattr(starts, "fit_scores", None)
-    moved = dataclasses.replace(cell, model=str(copy))
+    moved = changed(cell, model=str(copy))
     found = run(moved, data_dir=data_dir, starts=tmp_path / "starts").start
     assert found == made
     # Where it came from, not where it is used.
@@ -88,18 +84,18 @@ def test_a_copy_in_float16_elsewhere_has_the_same_start(data_dir, model, tmp_pat
 
 
 def test_a_distilled_start_begins_with_the_fitted_one(data_dir, model, tmp_path, monkeypatch):
-    cell = Cell(model, "cola", **{**FITTED, "fold": False}, **SMALL)
+    cell = Cell.of(model, "cola", **{**FITTED, "fold": False}, **SMALL)
     fitted = make_start(cell, tmp_path, data_dir=data_dir)
     monkeypatch.setattr(starts, "fit_scores", None)
-    distilled = dataclasses.replace(cell, distil=20)
+    distilled = changed(cell, distil=20)
     record = run(distilled, data_dir=data_dir, starts=tmp_path)
     assert len(files(tmp_path)) == 2
     assert record.start["cosine"] > fitted["cosine"]
     assert record.start["start"] == "zeroed, S = 2, fitted, distilled 20"
     assert "folded, S = 2, fitted, distilled 20, frozen" in {
-        c.variant
-        for c in grid([model], ["cola"], starts=["fit"], folds=[True], frozen=[True], kernels=[2],
-                      distil=[0, 20])
+        c.variant.label
+        for c in grid([model], ["cola"], init=("fit",), fold=(True,), frozen=(True,), kernels=(2,),
+                      distil_steps=(0, 20))
     }  # fmt: skip
     monkeypatch.setattr(tisa.hf, "distil", None)
     again = run(distilled, data_dir=data_dir, starts=tmp_path)
@@ -107,10 +103,10 @@ def test_a_distilled_start_begins_with_the_fitted_one(data_dir, model, tmp_path,
 
 
 def test_a_new_field_leaves_the_keys_of_old_records(model):
-    assert Cell("m", "cola").key == "c16a572ec650b17e"
-    assert Cell(model, "cola", **FITTED, distil=1).key != Cell(model, "cola", **FITTED).key
-    with pytest.raises(ValueError, match='distil for init="fit"'):
-        Cell("m", "cola", distil=1)
+    assert Cell.of("m", "cola").key == "c16a572ec650b17e"
+    assert Cell.of(model, "cola", **FITTED, distil=1).key != Cell.of(model, "cola", **FITTED).key
+    with pytest.raises(ValueError, match='distil_steps are for init="fit"'):
+        Cell.of("m", "cola", distil=1)
 
 
 def test_two_at_once_fit_once(data_dir, model, tmp_path, monkeypatch):
@@ -123,15 +119,15 @@ def test_two_at_once_fit_once(data_dir, model, tmp_path, monkeypatch):
 
     # One after another: transformers replaces methods of its own while it loads a model, and two
     # threads (not two processes, as a sweep has) would leave the replacement in place.
-    load, alone = training.stock_model, threading.Lock()
+    load, alone = starts.stock_model, threading.Lock()
 
     def loaded(*arguments):
         with alone:
             return load(*arguments)
 
-    monkeypatch.setattr(training, "stock_model", loaded)
+    monkeypatch.setattr(starts, "stock_model", loaded)
     monkeypatch.setattr(starts, "fit_scores", counted)
-    cell = Cell(model, "cola", **FITTED, **SMALL)
+    cell = Cell.of(model, "cola", **FITTED, **SMALL)
     found = []
 
     def make():
@@ -148,7 +144,7 @@ def test_two_at_once_fit_once(data_dir, model, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_leaves_no_half_of_a_file(data_dir, model, tmp_path, monkeypatch):
-    cell = Cell(model, "cola", **FITTED, **SMALL)
+    cell = Cell.of(model, "cola", **FITTED, **SMALL)
 
     def full(file):
         raise OSError(errno.ENOSPC, "No space left on device")

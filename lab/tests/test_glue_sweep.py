@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 import command
 import tisa.store
@@ -21,12 +20,10 @@ from little_glue import make_data, make_model
 from tisa.cli.program import MISTAKES
 from tisa_lab import cli
 from tisa_lab.executors import InProcess, Lost, Pool
-from tisa_lab.glue.cell import grid
-from tisa_lab.glue.live import LiveView
-from tisa_lab.glue.plan import plan
-from tisa_lab.glue.record import Record
-from tisa_lab.glue.training import Runner
-from tisa_lab.sweep import Records, sweep
+from tisa_lab.glue.cell import Record, grid
+from tisa_lab.glue.table3 import plan
+from tisa_lab.sweep import Records, Shown, sweep
+from tisa_lab.view import Lines
 
 
 class Silent:
@@ -184,7 +181,7 @@ def test_in_a_file_every_cell_has_one_line(tmp_path):
     rows = ["folded, S = 5, fitted, distilled 30, frozen"]
     first, second = grid(["m"], ["rte"], rows=rows, seeds=range(2))
     said = io.StringIO()
-    view = LiveView(Records(tmp_path, Record), 1, Console(file=said, width=40))
+    view = Shown(Lines(said), "cells", lambda record: "accuracy", lambda cells: None)
     view.begin([first, second], set())
     view.finished(first, made_up(first))
     view.finished(second, ValueError("a lemon"))
@@ -268,7 +265,7 @@ def test_the_time_of_a_plan_goes_by_steps_where_epochs_are_given(real):
     record = made_up(finished)
     # 24 rows, 8 at a time.
     (left,) = grid([model], ["rte"], rows=["baseline"], seeds=[0], epochs=4, batch_size=8)
-    (line,) = plan([left], [record], Runner(data_dir))
+    (line,) = plan([left], [record], data_dir)
     assert line.steps == 12
     assert line.seconds == pytest.approx(12 * record.seconds["total"] / record.steps)
 
@@ -278,22 +275,28 @@ def test_the_time_of_a_plan_goes_by_steps_where_epochs_are_given(real):
     [
         (["--tasks", "wnli"], "got 'wnli'"),
         (["--tasks", "qqp"], "no QQP/train.tsv"),
-        (["--positions", "gone"], "--positions: expected keep and replace with commas, got 'gone'"),
-        (["--kernels", "some"], "--kernels: expected whole numbers"),
-        (["--fold", "maybe"], "--fold: expected no and yes"),
-        (["--executor", "oven"], "expected in-process, pool, stacked or ray"),
-        (["--batches", "boxed"], "--batches: expected padded or packed, got 'boxed'"),
-        (["--batches", "packed", "--executor", "stacked"], "has batches of its own"),
-        (["--address", "auto"], "--address is for --executor ray"),
-        (["--executor", "stacked", "--stack", "0"], "stack: expected at least 1, got 0"),
-        (["--executor", "pool", "--workers", "0"], "--workers: expected at least 1, got 0"),
-        (["--tasks", ","], "--tasks: expected names with commas between them, got ','"),
-        (["--seed", "-1"], "seed: expected a number from 0 to 2**32 - 1, got -1"),
-        (["--dropout", "2"], "dropout: expected a share from 0 to below 1, got 2.0"),
-        (["--learning-rate", "nan"], "learning_rate: expected a number above 0, got nan"),
-        (["--scores-learning-rate", "-1"], "scores_learning_rate: expected 0 or more, got -1.0"),
+        (
+            ["--positions", "gone"],
+            "--positions: expected keep or replace with commas between them, got 'gone'",
+        ),
+        (["--kernels", "some"], "expected whole numbers with commas"),
+        (["--fold", "maybe"], "expected yes or no with commas"),
+        (["--executor", "oven"], "oven"),
+        (["--batches", "boxed"], "boxed"),
+        (
+            ["--batches", "packed", "--executor", "stacked"],
+            "batches must be padded where executor is",
+        ),
+        (["--address", "auto"], "address is for executor"),
+        (["--executor", "stacked", "--stack", "0"], "stack must be 1 or more, got 0"),
+        (["--executor", "pool", "--workers", "0"], "workers must be 1 or more, got 0"),
+        (["--tasks", ","], "expected names with commas between them, got ','"),
+        (["--seed", "-1"], "seed must be a number from 0 to 2**32 - 1, got -1"),
+        (["--dropout", "2"], "dropout must be a share from 0 to below 1, got 2.0"),
+        (["--learning-rate", "nan"], "learning_rate must be a number above 0, got nan"),
+        (["--scores-learning-rate", "-1"], "scores_learning_rate must be 0 or more, got -1.0"),
         (["--steps", "2", "--epochs", "1"], "expected one of them, got both"),
-        (["--init", "zero", "--frozen", "yes"], "no cells"),
+        (["--init", "zero", "--frozen", "yes"], "leave no cells"),
         (["--device", "tpu"], "device must be one that this machine has, such as cpu, got 'tpu'"),
     ],
 )
@@ -355,7 +358,7 @@ def test_a_killed_process_of_a_pool_loses_its_own_job_alone():
 def test_the_command_killed_at_random_moments(real, tmp_path, executor, kills):
     """Processes of their own, from a server that has imported everything already."""
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["tisa_lab.cli.glue", "tisa_lab.glue.live"])
+    server.set_forkserver_preload(["tisa_lab.cli.glue"])
 
     def begin(folder):
         options = ["--tasks", "cola,rte,sts-b", "--seeds", "3", "--executor", executor]

@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from tisa.store import Lines, locked
 from tisa_lab.executors import Executor, Job, Lost
+from tisa_lab.view import Silent
 
 # A job whose process is lost (killed for memory, say) is tried so often in one sweep.
 TRIES = 3
@@ -131,6 +132,64 @@ class View(Protocol):
 
     def elsewhere(self, jobs: Sequence[Any], done: set[str]) -> None:
         """Hear which jobs are left that other processes do, and what all have finished."""
+
+
+class Shown:
+    """A sweep as one sees it: what runs, a line for each job that ended, the time left.
+
+    Args:
+        view: a picture, lines, or nothing (`tisa_lab.view`).
+        unit: what jobs are called, in the plural.
+        said: what is said of a record.
+        left: the seconds that jobs will take, None where nobody knows.
+    """
+
+    def __init__(
+        self,
+        view: Silent,
+        unit: str,
+        said: Callable[[Any], str],
+        left: Callable[[Sequence[Any]], float | None],
+    ) -> None:
+        self.view, self.unit, self.said, self.left = view, unit, said, left
+        self._jobs: Sequence[Any] = ()
+        self._done: set[str] = set()
+        self._note = ""
+
+    def begin(self, jobs: Sequence[Any], done: set[str]) -> None:
+        """Take note of all jobs."""
+        self._jobs = jobs
+        before = len(done & {job.key for job in jobs})
+        self.view.begin(len(jobs), before, unit=self.unit)
+        self.view.say(f"{len(jobs)} {self.unit}, {before} of them done before")
+        self._count(done)
+
+    def started(self, job: Any) -> None:
+        """Show a job among those that run."""
+        self._note = ""
+        self.view.started(job.label)
+
+    def finished(self, job: Any, outcome: Any) -> None:
+        """Say what came of a job."""
+        self.view.ended(job.label)
+        if isinstance(outcome, Exception):
+            self.view.say(f"failed: {job.label}: {outcome}", wrong=True)
+            return
+        self._count(self._done | {job.key})
+        place = f"{len(self._done)}/{len(self._jobs)}"
+        self.view.say(f"{place} {job.label}: {self.said(outcome)}")
+
+    def elsewhere(self, jobs: Sequence[Any], done: set[str]) -> None:
+        """Say that the rest is done by other processes."""
+        self._count(done)
+        if jobs and not self._note:
+            self._note = f"{len(jobs)} {self.unit} are run by other processes; waiting for them"
+            self.view.say(self._note)
+
+    def _count(self, done: set[str]) -> None:
+        self._done = done & {job.key for job in self._jobs}
+        left = self.left([job for job in self._jobs if job.key not in self._done])
+        self.view.step(len(self._done), left=left)
 
 
 def sweep(

@@ -2,6 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Literal
+
+from tisa.store import new_file, write_text
+from tisa_lab.glue.cell import Record
+from tisa_lab.glue.report import figure, latex, markdown, table_csv, table_data
+from tisa_lab.glue.summary import summary
+from tisa_lab.sweep import Records
 
 
 def command(
@@ -9,7 +16,7 @@ def command(
     /,
     *,
     out: Path | None = None,
-    score: str = "last",
+    score: Literal["last", "best"] = "last",
     as_json: bool = False,
 ) -> None:
     """Print Table 3 (a) and (b) from finished runs, and write it as Markdown, LaTeX, CSV, a figure.
@@ -26,11 +33,6 @@ def command(
         score: last: of each run the last evaluation; best: the best one.
         as_json: Print every cell as JSON instead of the table.
     """
-    from tisa_lab.glue.record import Record
-    from tisa_lab.glue.summary import summary
-    from tisa_lab.glue.tables import latex, markdown, table_csv, table_data
-    from tisa_lab.sweep import Records
-
     records = []
     for folder in folders:
         store = Records(folder.parent if folder.name == "records.jsonl" else folder, Record)
@@ -40,19 +42,11 @@ def command(
     parts = summary(records, score=score)
     text = markdown(parts, records)
     if out is not None:
-        try:
-            import matplotlib  # noqa: F401
-        except ModuleNotFoundError as missing:
-            raise ModuleNotFoundError(
-                "the figure needs matplotlib: pip install 'tisa-lab'"
-            ) from missing
-        from tisa_lab.glue.figure import figure
-
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "table3.md").write_text(text, encoding="utf-8")
-        (out / "table3.tex").write_text(latex(parts), encoding="utf-8")
-        (out / "table3.csv").write_text(table_csv(parts), encoding="utf-8")
-        figure(parts).savefig(out / "table3.png", dpi=150)
+        drawn = figure(parts)
+        for name, content in (("md", text), ("tex", latex(parts)), ("csv", table_csv(parts))):
+            write_text(out / f"table3.{name}", content)
+        with new_file(out / "table3.png") as path:
+            drawn.savefig(path, dpi=150, format="png")
     if as_json:
         found = {"runs": len(records), "score": score, "cells": table_data(parts)}
         print(json.dumps(found, ensure_ascii=False))

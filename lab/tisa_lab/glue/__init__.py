@@ -1,25 +1,17 @@
-"""The paper's Table 3: GLUE with and without TISA.
+"""The paper's Table 3: GLUE with and without TISA. One cell is followed from top to bottom:
 
-tasks.py      the eight tasks: files, columns, labels, metrics, recipes
-reading.py    a task's rows, from official TSV files or the hub
-metrics.py    what GLUE counts
-batches.py    batches of similar length
-packing.py    batches without any padding
-cell.py       one cell of the table, and the grid of them
-starts.py     fitted kernels, made once for all seeds and kept
-record.py     what a finished run leaves behind
-trainer.py    Hugging Face's Trainer with our batches and groups
+variant.py    the rows of the table: positions kept, zeroed or folded, S, how kernels start
+tasks.py      the eight tasks: recipes, a task's rows from official files or the hub, metrics
+cell.py       one cell of the table, the grid of them, the record of a finished one
+batches.py    tokenized rows and which of them make a batch, padded or packed
+starts.py     what a cell starts from; fitted kernels are made once for all seeds and kept
 training.py   one cell in, its record out
-rows.py       a task's rows on a device, and their order for many cells
-stacked_modules.py  linear maps, norms, embeddings, attention of many models in one
+stacked_modules.py  what a stack of models has in place of linear maps, norms, attention
 stack.py      many models of one architecture as one batched model
-side_by_side.py  many cells in, their records out: as one batched model
-stacked.py    where many are run side by side, and which go together
-plan.py       what a sweep will cost
-live.py       a sweep as one sees it
+stacked.py    many cells in, their records out: trained side by side
+table3.py     a grid in, every cell's record in a folder: the plan, the place, the sweep
 summary.py    records in, the numbers of Table 3 out
-tables.py     those numbers as Markdown, LaTeX, CSV
-figure.py     those numbers as a figure
+report.py     those numbers as Markdown, LaTeX, CSV, a figure
 
 docs/glue.md tells how it is used.
 """

@@ -1,230 +1,184 @@
-"""One cell of Table 3, and the grid of them."""
+"""One cell of Table 3, the grid of them, and what a finished one leaves behind."""
 
 import hashlib
 import json
-import math
-import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
-from tisa_lab.glue.tasks import task_named
-
-Start = Literal["zero", "reference", "fit"]
-Positions = Literal["keep", "replace"]
-Batches = Literal["padded", "packed"]
+from tisa_lab.glue.tasks import Recipe, task_named
+from tisa_lab.glue.variant import Positions, Start, Variant
+from tisa_lab.sweep import JobRecord
 
 # Fields that came later: where they have their defaults, a cell keeps the key that it had.
-LATER = ("distil", "batches")
+LATER = {"distil": 0, "batches": "padded"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """All that determines a run: the model, the task, its positions, the recipe, the seed.
-
-    `positions`, `init` and `fold` are those of `tisa.hf.convert`. `num_kernels` is the paper's S; 0
-    with "keep" is the model as it was published. `frozen`: kernels are not trained. `distil`: the
-    fitted start is first trained for so many steps towards the original on the task's texts
-    (`tisa.hf.distil`). A recipe has `steps` or, where they are None, `epochs`.
-    `warmup` is a share of the steps. `batches`: how rows for training are put together.
-    """
+    """All that determines a run: the model, the task, its positions, the recipe, the seed."""
 
     model: str
     task: str
-    num_kernels: int = 5
-    positions: Positions = "keep"
-    init: Start = "reference"
-    fold: bool = False
-    frozen: bool = False
+    variant: Variant = field(default_factory=Variant)
+    recipe: Recipe = field(default_factory=Recipe)
     seed: int = 0
-    learning_rate: float = 1e-5
-    scores_learning_rate: float | None = None
-    batch_size: int = 32
-    dropout: float | None = 0.0
-    steps: int | None = None
-    epochs: float = 3.0
-    warmup: float = 0.06
-    weight_decay: float = 0.01
-    max_length: int = 512
-    train_rows: int | None = None
-    evaluations: int = 4
-    calibration_rows: int = 192
-    distil: int = 0
-    batches: Batches = "padded"
 
     def __post_init__(self) -> None:
         task_named(self.task)
-        for name, allowed in (
-            ("positions", ("keep", "replace")),
-            ("init", ("zero", "reference", "fit")),
-            ("batches", ("padded", "packed")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}"
-                )
-        for name in ("batch_size", "max_length", "evaluations", "calibration_rows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        for name in ("steps", "train_rows"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: expected at least 1, or None, got {value}")
-        if self.distil < 0:
-            raise ValueError(f"distil: expected 0 steps or more, got {self.distil}")
-        if self.num_kernels < 0:
-            raise ValueError(f"num_kernels: expected 0 or more, got {self.num_kernels}")
-        for name in ("learning_rate", "epochs"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
-        # Nobody else would refuse a negative one: the kernels would be trained uphill.
-        for name in ("scores_learning_rate", "weight_decay"):
-            if not 0 <= (getattr(self, name) or 0.0) < math.inf:
-                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
-        if not 0 <= (self.dropout or 0.0) < 1:
-            raise ValueError(f"dropout: expected a share from 0 to below 1, got {self.dropout}")
         if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed: expected a number from 0 to 2**32 - 1, got {self.seed}")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup: expected a share of the steps below 1, got {self.warmup}")
-        if self != self._plain():
-            raise ValueError(
-                'init="fit" and fold are for positions="replace", frozen and distil for '
-                f'init="fit", and without kernels init is "zero"; got {self.variant}, '
-                f"frozen={self.frozen}, distil={self.distil}"
-            )
+            raise ValueError(f"seed must be a number from 0 to 2**32 - 1, got {self.seed}")
 
-    def _plain(self) -> "Cell":
-        """Return the same cell without what has no effect in it."""
-        changes: dict[str, Any] = {}
-        if self.positions == "keep" and self.fold:
-            changes["fold"] = False
-        if self.positions == "keep" and self.init == "fit":
-            changes["init"] = "reference"
-        if self.num_kernels == 0 and self.init != "zero":
-            changes["init"] = "zero"
-        if (self.frozen or self.distil) and (self.init != "fit" or self.num_kernels == 0):
-            changes |= {"frozen": False, "distil": 0}
-        return replace(self, **changes) if changes else self
+    @classmethod
+    def of(cls, model: str, task: str, *, seed: int = 0, **values: Any) -> "Cell":
+        """Return the cell of such values, each by its own name: the reverse of `values`."""
+        if "distil" in values:
+            values["distil_steps"] = values.pop("distil")
+        names = {one.name for one in fields(Variant)}
+        variant = Variant(**{n: v for n, v in values.items() if n in names})
+        recipe = Recipe(**{n: v for n, v in values.items() if n not in names})
+        return cls(model, task, variant, recipe, seed)
+
+    def values(self) -> dict[str, Any]:
+        """Return each of its values by its own name, as records have them."""
+        variant = asdict(self.variant)
+        # The name that it had in the first records.
+        variant["distil"] = variant.pop("distil_steps")
+        own = {"model": self.model, "task": self.task, "seed": self.seed}
+        return {**own, **variant, **asdict(self.recipe)}
 
     @property
     def key(self) -> str:
         """Return 16 hexadecimal digits that name this cell among all others."""
-        values = asdict(self)
-        for field in fields(self):
-            if field.name in LATER and values[field.name] == field.default:
-                del values[field.name]
+        values = {n: v for n, v in self.values().items() if n not in LATER or v != LATER[n]}
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
-    def variant(self) -> str:
-        """Return what stands in the first column of the table: all but the task and the seed."""
-        if self.positions == "keep":
-            if self.num_kernels == 0:
-                return "baseline"
-            return f"S = {self.num_kernels}" + (", from zero" if self.init == "zero" else "")
-        return self.start + (", frozen" if self.frozen else "")
-
-    @property
-    def start(self) -> str:
-        """Return what stands in the positions' place before training, in (b)."""
-        folded = "folded" if self.fold else "zeroed"
-        if self.num_kernels == 0:
-            return folded
-        start = {"reference": "", "zero": ", from zero", "fit": ", fitted"}[self.init]
-        distilled = f", distilled {self.distil}" if self.distil else ""
-        return f"{folded}, S = {self.num_kernels}{start}{distilled}"
-
-    @property
     def label(self) -> str:
         """Return a short name for people."""
-        part = "a" if self.positions == "keep" else "b"
-        return f"{task_named(self.task).title} ({part}) {self.variant}, seed {self.seed}"
-
-
-def recipe_of(task: str) -> dict[str, Any]:
-    """Return the fields of a cell that the task's recipe says."""
-    recipe = task_named(task).recipe
-    return {
-        "learning_rate": recipe.learning_rate,
-        "batch_size": recipe.batch_size,
-        "dropout": recipe.dropout,
-        "steps": recipe.steps,
-        "warmup": recipe.warmup_steps / recipe.steps,
-    }
-
-
-def row_named(name: str) -> dict[str, Any]:
-    """Return the fields of a cell of that row of the table: the reverse of `Cell.variant`."""
-    match = _ROW.fullmatch(" ".join(name.split()))
-    if match is None:
-        raise ValueError(
-            "rows: expected names as in the first column of the table (baseline; S = 5; zeroed; "
-            f"zeroed, S = 5; folded, S = 5, fitted, distilled 30, frozen), got {name!r}"
-        )
-    gone, size = match["gone"], int(match["size"] or 0)
-    start: Start = "fit" if match["fit"] else "zero" if match["zero"] or not size else "reference"
-    return {
-        "num_kernels": size,
-        "positions": "replace" if gone else "keep",
-        "init": start,
-        "fold": gone == "folded",
-        "frozen": match["frozen"] is not None,
-        "distil": int(match["distil"] or 0),
-    }
-
-
-_ROW = re.compile(
-    r"baseline|(?=.)(?P<gone>zeroed|folded)?"
-    r"(?:(?:^|, )S = (?P<size>[1-9]\d*)(?P<zero>, from zero)?(?P<fit>, fitted)?"
-    r"(?:, distilled (?P<distil>[1-9]\d*))?(?P<frozen>, frozen)?)?"
-)
+        row = f"({self.variant.part}) {self.variant.label}"
+        return f"{task_named(self.task).title} {row}, seed {self.seed}"
 
 
 def grid(
     models: Sequence[str],
     tasks: Sequence[str],
     *,
-    kernels: Sequence[int] = (0, 1, 3, 5),
-    positions: Sequence[Positions] = ("keep", "replace"),
-    starts: Sequence[Start] = ("reference",),
-    folds: Sequence[bool] = (False,),
-    frozen: Sequence[bool] = (False,),
-    distil: Sequence[int] = (0,),
+    kernels: tuple[int, ...] = (0, 1, 3, 5),
+    positions: tuple[Positions, ...] = ("keep", "replace"),
+    init: tuple[Start, ...] = ("reference",),
+    fold: tuple[bool, ...] = (False,),
+    frozen: tuple[bool, ...] = (False,),
+    distil_steps: tuple[int, ...] = (0,),
     rows: Sequence[str] = (),
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     **recipe: Any,
 ) -> list[Cell]:
     """Return every cell of the product once, seed by seed; what has no effect is left out.
 
-    `rows` are names of the table's rows, in place of the product from `kernels` to `distil`.
-    `recipe` replaces fields of the tasks' own recipes. `epochs` given without `steps` counts.
+    Args:
+        models: folders, or names on the hub.
+        tasks: their names.
+        kernels: S, kernels per head.
+        positions: keep: with position embeddings (a); replace: without (b).
+        init: how kernels start: reference (random), zero, fit.
+        fold: what replaces removed positions: no (nothing), yes (their means).
+        frozen: fitted kernels: no (trained), yes (not).
+        distil_steps: towards the original, after the fit, before training.
+        rows: names of the table's rows, in place of the product of all these.
+        seeds: of the head, the order of rows, and random kernels.
+        **recipe: replaces fields of the tasks' own recipes; `epochs` without `steps` counts.
     """
     if "epochs" in recipe:
-        recipe = {"steps": None, **recipe}
-    variants = [row_named(name) for name in rows]
+        if recipe.get("steps") is not None:
+            raise ValueError("steps and epochs: expected one of them, got both")
+        recipe = {**recipe, "steps": None}
+    variants = [Variant.named(name) for name in rows]
     if not rows:
-        for place, size, start, fold, fixed, towards in product(
-            positions, kernels, starts, folds, frozen, distil
+        for place, size, start, folded, fixed, towards in product(
+            positions, kernels, init, fold, frozen, distil_steps
         ):
             effective = size > 0 and start == "fit" and place == "replace"
-            if start == "fit" and place == "keep" and size > 0:
-                continue
             if (fixed or towards) and not effective:
                 continue
-            variants.append(
-                {
-                    "num_kernels": size,
-                    "positions": place,
-                    "init": "zero" if size == 0 else start,
-                    "fold": fold and place == "replace",
-                    "frozen": fixed,
-                    "distil": towards,
-                }
+            if start == "fit" and size > 0 and not effective:
+                continue
+            start = "zero" if size == 0 else start
+            folded = folded and place == "replace"
+            variants.append(Variant(size, place, start, folded, fixed, towards))
+    if not variants:
+        raise ValueError(
+            'init and positions leave no cells: frozen and distil_steps need init "fit", and that '
+            'positions "replace"'
+        )
+    return list(
+        dict.fromkeys(
+            Cell(model, task, variant, replace(task_named(task).recipe, **recipe), seed)
+            for seed, model, task, variant in product(seeds, models, tasks, variants)
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Record(JobRecord):
+    """One run: its cell, what was measured, and where it was made.
+
+    `metrics` are those of the last evaluation, `evaluations` all of them with their steps.
+    `micro_batch_size` is smaller than the cell's batch size where memory was too small for it.
+    `data` is the fingerprint of the rows that were trained and evaluated on.
+    """
+
+    cell: Cell
+    metrics: dict[str, float]
+    evaluations: list[dict[str, float]]
+    steps: int
+    tokens: int
+    seconds: dict[str, float]
+    micro_batch_size: int
+    parameters: dict[str, int]
+    data: str
+    rows: dict[str, int]
+    surroundings: dict[str, Any]
+    # Where fitted kernels came from, and how good they are; None where there are none.
+    start: dict[str, Any] | None = None
+
+    @property
+    def key(self) -> str:
+        """Return the key of its cell."""
+        return self.cell.key
+
+    @property
+    def label(self) -> str:
+        """Return the label of its cell."""
+        return self.cell.label
+
+    def line(self) -> str:
+        """Return the record as one line of JSON."""
+        told = {"key": self.key, **asdict(self), "cell": self.cell.values()}
+        return json.dumps(told, ensure_ascii=False)
+
+    @classmethod
+    def from_line(cls, line: str) -> "Record":
+        """Return the record of one line, or refuse what is not one."""
+        try:
+            values = json.loads(line)
+            key = values.pop("key")
+            record = cls(**{**values, "cell": Cell.of(**values["cell"])})
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as wrong:
+            raise ValueError(
+                f"expected a record of `tisa-lab glue` in one line of JSON, got {line[:60]!r} "
+                f"({wrong})"
+            ) from None
+        if record.key != key:
+            raise ValueError(
+                f"the record {key} says that its cell is {record.key}: it was changed by hand, "
+                "or written by another version of this package"
             )
-    cells: dict[Cell, None] = {}
-    for seed, model, task, variant in product(seeds, models, tasks, variants):
-        cells[Cell(model, task, seed=seed, **variant, **{**recipe_of(task), **recipe})] = None
-    return list(cells)
+        return record
+
+    def numbers(self) -> dict[str, Any]:
+        """Return what must be the same in every run of the same cell: all but time and place."""
+        left_out = ("seconds", "surroundings", "start")
+        return {name: value for name, value in asdict(self).items() if name not in left_out}

@@ -1,9 +1,10 @@
-"""What a cell starts from: fitted (and distilled) kernels, folded vectors, made once and kept.
+"""What a cell starts from: the published model, converted, with fitted kernels that are kept.
 
-They depend on the model, on the texts and on how they are made, not on the seed. A folder holds
-each of them in a file named by its key: a few kilobytes, with its quality and where it was made in
-the metadata. The key knows weights to float16 and tokens, no paths: what one machine fitted to a
-model is found by another machine that has the model elsewhere, or in float16.
+Fitted (and distilled) kernels depend on the model, on the texts and on how they are made, not on
+the seed. A folder holds each of them in a file named by its key: a few kilobytes, with its quality
+and where it was made in the metadata. The key knows weights to float16 and tokens, no paths: what
+one machine fitted to a model is found by another machine that has the model elsewhere, or in
+float16.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch.nn.functional import cosine_similarity
@@ -24,20 +26,65 @@ from tisa.hf.fit import fit_scores
 from tisa.hf.parameters import is_score
 from tisa.shapes import Tensor
 from tisa.store import locked, write_bytes
+from tisa_lab.glue.batches import Row
 from tisa_lab.glue.cell import Cell
+from tisa_lab.glue.tasks import task_named
+from tisa_lab.glue.variant import BASELINE
 from tisa_lab.record import surroundings
 
 # Part of every key; another one when starts of before must not be taken any more.
 FORMAT = 1
 # Texts for each step of a distillation.
 ROWS = 32
+# The names that dropout has in the configs of the models.
+DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
+
+
+def stock(cell: Cell) -> tuple[Any, Any, int]:
+    """Return the tokenizer, the model with a new head of the seed, and how many tokens it takes."""
+    transformers.set_seed(cell.seed)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(cell.model)
+    model = stock_model(cell)
+    return tokenizer, model, min(cell.recipe.max_length, tisa.hf.calibration.length_limit(model))
+
+
+def stock_model(cell: Cell) -> Any:
+    """Return the published model with a new head for the task, or say why there is none."""
+    task = task_named(cell.task)
+    config = transformers.AutoConfig.from_pretrained(
+        cell.model, num_labels=max(1, len(task.labels))
+    )
+    config.problem_type = "regression" if task.is_regression else "single_label_classification"
+    if cell.recipe.dropout is not None:
+        for name in DROPOUT:
+            if hasattr(config, name):
+                setattr(config, name, cell.recipe.dropout)
+    check_head(cell.model, config)
+    auto = transformers.AutoModelForSequenceClassification
+    try:
+        with _quiet():
+            return auto.from_pretrained(cell.model, config=config, dtype=torch.float32)
+    except SafetensorError as broken:
+        raise ValueError(
+            f"model: the weights of {cell.model} are truncated or corrupted ({broken}); download "
+            "them again"
+        ) from None
+
+
+def check_head(model: str, config: Any) -> None:
+    """Refuse a model that cannot classify texts."""
+    if type(config) not in transformers.AutoModelForSequenceClassification._model_mapping:
+        raise ValueError(
+            f"model: {model} is a {config.model_type}, for which transformers has no "
+            "classification head; take an encoder such as BERT, RoBERTa or ALBERT"
+        )
 
 
 def start_of(
     cell: Cell,
     model: Any,
     tokenizer: Any,
-    train: list[dict[str, Any]],
+    train: list[Row],
     starts: str | Path | None = None,
 ) -> Any:
     """Return the model that is trained: converted, and frozen where the cell says so.
@@ -46,47 +93,49 @@ def start_of(
     What is known of them is in the config of the model, as `tisa["fitted"]`.
     """
     # Packed batches are read by converted models alone; without kernels they are as they were.
-    if cell.positions == "keep" and cell.num_kernels == 0 and cell.batches == "padded":
+    variant = cell.variant
+    if variant == BASELINE and cell.recipe.batches == "padded":
         return model
     rows = calibration_rows(cell, train)
     converted = tisa.hf.convert(
         model,
-        num_kernels=cell.num_kernels,
-        positions=cell.positions,
-        init="reference" if cell.init == "reference" else "zero",
-        fold=cell.fold,
-        calibration=rows if cell.fold else None,
+        num_kernels=variant.num_kernels,
+        positions=variant.positions,
+        init="reference" if variant.init == "reference" else "zero",
+        fold=variant.fold,
+        calibration=rows if variant.fold else None,
         tokenizer=tokenizer,
     )
-    if cell.init == "fit":
+    if variant.init == "fit":
         made = _Making(converted, model, tokenizer, train, starts)
         converted.config.tisa["fitted"] = made.kept(cell)
     for name, parameter in converted.named_parameters():
-        if "offset_scores" in name and (cell.frozen or parameter.numel() == 0):
+        if "offset_scores" in name and (variant.frozen or parameter.numel() == 0):
             parameter.requires_grad_(False)
     return converted
 
 
-def calibration_rows(cell: Cell, train: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def calibration_rows(cell: Cell, train: list[Row]) -> list[Row]:
     """Return the training rows that kernels are fitted on: the same for every seed."""
-    return _chosen(train, cell.calibration_rows)
+    return _chosen(train, cell.recipe.calibration_rows)
 
 
-def _chosen(train: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+def _chosen(train: list[Row], count: int) -> list[Row]:
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
     return [train[i] for i in order[:count].tolist()]
 
 
-def start_key(cell: Cell, model: Any, train: list[dict[str, Any]]) -> str:
+def start_key(cell: Cell, model: Any, train: list[Row]) -> str:
     """Return 16 hexadecimal digits that name a start: the same wherever the model lies."""
-    told: list[Any] = [[FORMAT, cell.num_kernels, cell.fold], fingerprint(model)]
+    told: list[Any] = [[FORMAT, cell.variant.num_kernels, cell.variant.fold], fingerprint(model)]
     told.append(_tokens(calibration_rows(cell, train)))
-    if cell.distil:
-        told += [cell.distil, _tokens(_chosen(train, ROWS * cell.distil))]
+    steps = cell.variant.distil_steps
+    if steps:
+        told += [steps, _tokens(_chosen(train, ROWS * steps))]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
-def _tokens(rows: list[dict[str, Any]]) -> list[Any]:
+def _tokens(rows: list[Row]) -> list[Any]:
     return [[row["input_ids"], row.get("token_type_ids")] for row in rows]
 
 
@@ -135,12 +184,13 @@ class _Making:
         """Set the scores to new ones; distilled ones begin with those that are only fitted."""
         rows = calibration_rows(cell, self.train)
         batches = batches_of(tokens_of(rows, self.model, self.tokenizer), self.model)
-        if cell.distil:
-            before = self.kept(replace(cell, distil=0))
+        steps = cell.variant.distil_steps
+        if steps:
+            before = self.kept(replace(cell, variant=replace(cell.variant, distil_steps=0)))
             started = time.perf_counter()
             losses = tisa.hf.distil(
-                self.converted, self.model, _chosen(self.train, ROWS * cell.distil),
-                steps=cell.distil, tokenizer=self.tokenizer, progress=lambda told: None,
+                self.converted, self.model, _chosen(self.train, ROWS * steps),
+                steps=steps, tokenizer=self.tokenizer, progress=lambda told: None,
             )  # fmt: skip
             seconds = before["seconds"] + time.perf_counter() - started
             found = {"loss": [round(losses[0], 5), round(losses[-1], 5)]}
@@ -154,7 +204,7 @@ class _Making:
         return {
             "model": cell.model,
             "task": cell.task,
-            "start": cell.start,
+            "start": cell.variant.unfrozen().label,
             "rows": len(rows),
             "seconds": round(seconds, 2),
             **found,
@@ -211,3 +261,18 @@ def _write(path: Path, converted: Any, about: dict[str, Any]) -> None:
         raise OSError(
             full.errno, f"{path}: {full.strerror}; make room for what cells start from, and go on"
         ) from full
+
+
+class _quiet:  # noqa: N801
+    """Keeps transformers from saying that the head is new, and from a bar in the live view."""
+
+    def __enter__(self) -> None:
+        self.verbosity = transformers.logging.get_verbosity()
+        self.bar = transformers.logging.is_progress_bar_enabled()
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        transformers.logging.set_verbosity(self.verbosity)
+        if self.bar:
+            transformers.logging.enable_progress_bar()

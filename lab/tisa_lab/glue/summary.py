@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tisa_lab.glue.cell import Cell
-from tisa_lab.glue.record import Record
+from tisa_lab.glue.cell import Record
 from tisa_lab.glue.tasks import TASKS, task_named
+from tisa_lab.glue.variant import BASELINE, ZEROED, Variant
 
 RESAMPLES = 10_000
-# What makes a variant; everything else of a cell is its recipe, and must be the same in a table.
-VARIANT = ("num_kernels", "positions", "init", "fold", "frozen", "distil")
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Difference:
 class Gain:
     """The paper's Δ: the largest gain over the baseline, whose S it was, and Δ%."""
 
-    variant: str
+    variant: Variant
     difference: Difference
     percent: float
 
@@ -66,24 +64,30 @@ class Part:
     """Table 3 (a) or (b) of one model: a cell of each variant (row) and task (column)."""
 
     model: str
-    positions: str
-    baseline: str
-    variants: tuple[Cell, ...]
+    baseline: Variant
+    variants: tuple[Variant, ...]
     tasks: tuple[str, ...]
-    entries: dict[tuple[str, str], Entry]
+    entries: dict[tuple[Variant, str], Entry]
     # What the same model scores with its positions, for the share given back in (b).
     original: dict[str, Entry]
 
     @property
     def letter(self) -> str:
         """Return the paper's letter."""
-        return "a" if self.positions == "keep" else "b"
+        return self.baseline.part
 
-    def entry(self, variant: str, task: str) -> Entry:
+    @property
+    def rows(self) -> tuple[Variant, ...]:
+        """Return the table's rows: the baseline, where it is missing too, and all others."""
+        return tuple(dict.fromkeys([self.baseline, *self.variants]))
+
+    def entry(self, variant: Variant, task: str) -> Entry:
         """Return one cell; a missing one has no seeds."""
         return self.entries.get((variant, task), MISSING)
 
-    def difference(self, variant: str, task: str, base: str | None = None) -> Difference | None:
+    def difference(
+        self, variant: Variant, task: str, base: Variant | None = None
+    ) -> Difference | None:
         """Return how far a variant is above the baseline, or above another variant."""
         other = self.entry(self.baseline if base is None else base, task)
         return difference(self.entry(variant, task), other)
@@ -93,21 +97,20 @@ class Part:
 
         It picks the best S on the dev set, as the paper does, and is biased upwards by that.
         """
-        names = [c.variant for c in self.variants
-                 if c.num_kernels > 0 and c.init == "reference" and not c.fold]  # fmt: skip
-        found = [(d, name) for name in names if (d := self.difference(name, task)) is not None]
+        paper = [variant for variant in self.variants if variant.is_paper]
+        found = [(d, v) for v in paper if (d := self.difference(v, task)) is not None]
         if not found:
             return None
-        best, name = max(found, key=lambda pair: pair[0].value)
+        best, variant = max(found, key=lambda pair: pair[0].value)
         room = 100 - self.entry(self.baseline, task).median
-        return Gain(name, best, 100 * best.value / room if room > 0 else 0.0)
+        return Gain(variant, best, 100 * best.value / room if room > 0 else 0.0)
 
-    def loss(self, task: str, base: str | None = None) -> Difference | None:
+    def loss(self, task: str, base: Variant | None = None) -> Difference | None:
         """Return what removing positions costs: the original's median less the baseline's."""
         low = self.entry(self.baseline if base is None else base, task)
         return difference(self.original.get(task, MISSING), low)
 
-    def loss_is_clear(self, task: str, base: str | None = None) -> bool:
+    def loss_is_clear(self, task: str, base: Variant | None = None) -> bool:
         """Return whether that costs more than either of the two spreads from seed to seed."""
         loss = self.loss(task, base)
         if loss is None:
@@ -117,7 +120,9 @@ class Part:
             e.high - e.low for e in pair
         )
 
-    def given_back(self, variant: str, task: str, base: str | None = None) -> Difference | None:
+    def given_back(
+        self, variant: Variant, task: str, base: Variant | None = None
+    ) -> Difference | None:
         """Return the share (in per cent) of the loss from `base` that a variant gives back.
 
         None where a cell is missing, or nothing was lost; without an interval where nothing is lost
@@ -170,29 +175,25 @@ def summary(records: Sequence[Record], *, score: str = "last") -> list[Part]:
     `score`: "last" is the last evaluation of a run, "best" the best one on the dev set.
     """
     if score not in ("last", "best"):
-        raise ValueError(f"score: expected last or best, got {score!r}")
+        raise ValueError(f"score must be last or best, got {score!r}")
     if not records:
-        raise ValueError("records: expected at least one finished run, got none")
+        raise ValueError("records must hold at least one finished run, got none")
     _check(records)
     parts = []
     for model in dict.fromkeys(r.cell.model for r in records):
         own = [r for r in records if r.cell.model == model]
         tasks = tuple(t for t in TASKS if any(r.cell.task == t for r in own))
-        scores: dict[tuple[str, str, str], dict[int, float]] = {}
+        scores: dict[tuple[Variant, str], dict[int, float]] = {}
         for r in own:
-            place = (r.cell.positions, r.cell.variant, r.cell.task)
+            place = (r.cell.variant, r.cell.task)
             scores.setdefault(place, {})[r.cell.seed] = _score(r, score)
-        original = {t: Entry(scores.get(("keep", "baseline", t), {})) for t in tasks}
-        for positions, baseline in (("keep", "baseline"), ("replace", "zeroed")):
-            cells = {r.cell.variant: r.cell for r in own if r.cell.positions == positions}
-            if not cells:
-                continue
-            entries = {(v, t): Entry(s) for (p, v, t), s in scores.items() if p == positions}
-            ordered = sorted(
-                cells.values(), key=lambda c: (c.num_kernels > 0, c.fold, c.init == "fit",
-                                               c.init, c.frozen, c.distil, c.num_kernels)
-            )  # fmt: skip
-            parts.append(Part(model, positions, baseline, tuple(ordered), tasks, entries, original))
+        entries = {place: Entry(found) for place, found in scores.items()}
+        original = {t: entries.get((BASELINE, t), MISSING) for t in tasks}
+        for baseline in (BASELINE, ZEROED):
+            variants = {v for v, _ in entries if v.part == baseline.part}
+            if variants:
+                ordered = tuple(sorted(variants, key=lambda variant: variant.place))
+                parts.append(Part(model, baseline, ordered, tasks, entries, original))
     return parts
 
 
@@ -214,8 +215,7 @@ def _check(records: Sequence[Record]) -> None:
                 "folder alone, or remove one of the two lines from its records.jsonl"
             )
         seen[record.cell.key] = record
-        recipe = {k: v for k, v in asdict(record.cell).items() if k not in (*VARIANT, "seed")}
-        recipe["data"] = record.data
+        recipe = {**asdict(record.cell.recipe), "data": record.data}
         first = columns.setdefault((record.cell.model, record.cell.task), recipe)
         differ = [f"{k} {first[k]} and {recipe[k]}" for k in recipe if recipe[k] != first[k]]
         if differ:

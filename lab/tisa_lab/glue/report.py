@@ -1,14 +1,15 @@
-"""The numbers of Table 3 as Markdown, LaTeX, CSV and plain data."""
+"""The numbers of Table 3 as Markdown, LaTeX, CSV, plain data and a figure."""
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tisa_lab.glue.record import Record
+from tisa.packages import needed
+from tisa_lab import tables
+from tisa_lab.glue.cell import Record
 from tisa_lab.glue.summary import Difference, Entry, Part
 from tisa_lab.glue.tasks import task_named
+from tisa_lab.glue.variant import FOLDED, Variant
 
 MISSING = "missing"
 CAPTION = {
@@ -19,77 +20,54 @@ METRIC_NAMES = {
     "accuracy": "accuracy", "f1": "F1", "matthews": "Matthews correlation",
     "pearson": "Pearson correlation",
 }  # fmt: skip
-# A model may have any name that a folder can have.
-TEX = str.maketrans({
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    **{sign: f"\\{sign}" for sign in "%_&#${}"}, "Δ": r"$\Delta$", "–": "--",
-})  # fmt: skip
 
 
 def rows(part: Part) -> list[tuple[str, list[str]]]:
     """Return each row of a table: its name, and a text for each task."""
-    names = [cell.variant for cell in part.variants]
-    if part.baseline not in names:
-        names.insert(0, part.baseline)
-    found = [(name, [_entry(part.entry(name, task)) for task in part.tasks]) for name in names]
+    found = [
+        (variant.label, [_entry(part.entry(variant, task)) for task in part.tasks])
+        for variant in part.rows
+    ]
     gains = [part.gain(task) for task in part.tasks]
     if any(gain is not None for gain in gains):
         found.append(
-            ("Δ (its S)", [MISSING if g is None else f"{_signed(g.difference)} ({g.variant})"
+            ("Δ (its S)", [MISSING if g is None else f"{_signed(g.difference)} ({g.variant.label})"
                            for g in gains])
         )  # fmt: skip
         found.append(("Δ%", [MISSING if g is None else f"{g.percent:.1f}" for g in gains]))
     if part.letter == "a":
         return found
     found.append(("lost by removing positions", [_loss(part, task) for task in part.tasks]))
-    for cell in part.variants:
-        if cell.variant != part.baseline:
-            shares = [_share(part, cell.variant, task) for task in part.tasks]
-            found.append((f"given back: {cell.variant}", shares))
-    for cell in part.variants:
-        if cell.fold and cell.num_kernels > 0:
-            shares = [_share(part, cell.variant, task, "folded") for task in part.tasks]
-            found.append((f"given back from folded on: {cell.variant}", shares))
+    for variant in part.variants:
+        if variant != part.baseline:
+            shares = [_share(part, variant, task) for task in part.tasks]
+            found.append((f"given back: {variant.label}", shares))
+    for variant in part.variants:
+        if variant.fold and variant.num_kernels > 0:
+            shares = [_share(part, variant, task, FOLDED) for task in part.tasks]
+            found.append((f"given back from folded on: {variant.label}", shares))
     return found
 
 
 def markdown(parts: Sequence[Part], records: Sequence[Record]) -> str:
     """Return all tables as Markdown, with what their numbers mean and where they were made."""
-    lines = ["# Table 3: GLUE with and without TISA", ""]
+    pieces = ["# Table 3: GLUE with and without TISA"]
     for part in parts:
-        lines += [f"## ({part.letter}) {Path(part.model).name}, {CAPTION[part.letter]}", ""]
-        lines.append("| | " + " | ".join(task_named(t).title for t in part.tasks) + " |")
-        lines.append("|---" * (len(part.tasks) + 1) + "|")
-        lines += [f"| {name} | " + " | ".join(texts) + " |" for name, texts in rows(part)]
-        lines.append("")
-    return "\n".join([*lines, _explained(parts), "", _made(records), ""])
+        pieces += [f"## {_title(part)}", tables.markdown(_header(part), _lines(part))]
+    return "\n\n".join([*pieces, _explained(parts), _made(records)]) + "\n"
 
 
 def latex(parts: Sequence[Part]) -> str:
     """Return all tables as LaTeX (with booktabs)."""
-    made = ["% needs \\usepackage{booktabs}"]
-    for part in parts:
-        title = f"({part.letter}) {Path(part.model).name}, {CAPTION[part.letter]}"
-        made += [
-            r"\begin{table*}", r"\centering\small", rf"\caption{{{_tex(title)}}}",
-            r"\begin{tabular}{l" + "c" * len(part.tasks) + "}", r"\toprule",
-            " & ".join(["", *(task_named(t).title for t in part.tasks)]) + r" \\", r"\midrule",
-            *(" & ".join(map(_tex, [name, *texts])) + r" \\" for name, texts in rows(part)),
-            r"\bottomrule", r"\end{tabular}", r"\end{table*}",
-        ]  # fmt: skip
-    return "\n".join(made) + "\n"
+    made = [tables.latex(_header(part), _lines(part), _title(part)) for part in parts]
+    return "\n".join(["% needs \\usepackage{booktabs}", *made]) + "\n"
 
 
 def table_csv(parts: Sequence[Part]) -> str:
     """Return every cell in a line of its own; a missing one has 0 seeds and empty fields."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for number, cell in enumerate(table_data(parts)):
-        del cell["scores"]
-        if number == 0:
-            writer.writerow(cell)
-        writer.writerow([_plain(value) for value in cell.values()])
-    return text.getvalue()
+    return tables.comma_separated(
+        [{k: v for k, v in cell.items() if k != "scores"} for cell in table_data(parts)]
+    )
 
 
 def table_data(parts: Sequence[Part]) -> list[dict[str, Any]]:
@@ -97,17 +75,17 @@ def table_data(parts: Sequence[Part]) -> list[dict[str, Any]]:
     found = []
     for part in parts:
         for task in part.tasks:
-            for name in dict.fromkeys([part.baseline, *(c.variant for c in part.variants)]):
-                entry = part.entry(name, task)
-                above = part.difference(name, task)
-                share = part.given_back(name, task) if part.letter == "b" else None
+            for variant in part.rows:
+                entry = part.entry(variant, task)
+                above = part.difference(variant, task)
+                share = part.given_back(variant, task) if part.letter == "b" else None
                 found.append(
                     {
                         "model": part.model,
                         "part": part.letter,
                         "task": task,
                         "metric": task_named(task).main_metric,
-                        "variant": name,
+                        "variant": variant.label,
                         "seeds": len(entry.scores),
                         "median": entry.median if entry.scores else None,
                         "min": entry.low if entry.scores else None,
@@ -126,10 +104,16 @@ def _numbers(name: str, prefix: str, found: Difference | None) -> dict[str, floa
     return {name: value, f"{prefix}_low": low, f"{prefix}_high": high}
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return "" if value is None else str(value)
+def _header(part: Part) -> list[str]:
+    return ["", *(task_named(task).title for task in part.tasks)]
+
+
+def _lines(part: Part) -> list[list[str]]:
+    return [[name, *texts] for name, texts in rows(part)]
+
+
+def _title(part: Part) -> str:
+    return f"({part.letter}) {Path(part.model).name}, {CAPTION[part.letter]}"
 
 
 def _entry(entry: Entry) -> str:
@@ -154,7 +138,7 @@ def _loss(part: Part, task: str) -> str:
     return _signed(loss) + ("" if part.loss_is_clear(task) else " *")
 
 
-def _share(part: Part, variant: str, task: str, base: str | None = None) -> str:
+def _share(part: Part, variant: Variant, task: str, base: Variant | None = None) -> str:
     share = part.given_back(variant, task, base)
     if share is None:
         loss = part.loss(task, base)
@@ -198,5 +182,43 @@ def _made(records: Sequence[Record]) -> str:
     )
 
 
-def _tex(text: str) -> str:
-    return text.translate(TEX)
+def figure(parts: Sequence[Part]) -> Any:
+    """Return a panel for each part and task: dots are seeds, bars medians, a cross is missing."""
+    matplotlib = needed("matplotlib.figure", "the figure of Table 3", "tisa-lab")
+    columns = max(len(part.tasks) for part in parts)
+    deepest = max(len(part.variants) for part in parts)
+    height = (0.9 + 0.24 * deepest) * len(parts)
+    made = matplotlib.Figure(figsize=(2.6 + 1.9 * columns, max(2.4, height)), layout="constrained")
+    panels = made.subplots(len(parts), columns, squeeze=False)
+    for line, part in zip(panels, parts, strict=True):
+        names = [variant.label for variant in part.rows]
+        for place, panel in enumerate(line):
+            if place >= len(part.tasks):
+                panel.axis("off")
+                continue
+            task = part.tasks[place]
+            _panel(panel, part, task)
+            panel.set_yticks(range(len(names)), names if place == 0 else [""] * len(names))
+            panel.set_title(task_named(task).title, fontsize=9)
+        line[0].set_ylabel(f"({part.letter}) {Path(part.model).name}", fontsize=8)
+    made.suptitle("dev score × 100: dots are seeds, bars medians; dashed: with its positions",
+                  fontsize=8)  # fmt: skip
+    return made
+
+
+def _panel(panel: Any, part: Part, task: str) -> None:
+    for height, variant in enumerate(part.rows):
+        entry = part.entry(variant, task)
+        if not entry.scores:
+            panel.text(0.5, height, "missing", transform=panel.get_yaxis_transform(), fontsize=6,
+                       ha="center", va="center", color="0.5")  # fmt: skip
+            continue
+        values = list(entry.scores.values())
+        panel.plot(values, [height] * len(values), "o", ms=3, alpha=0.6, color="tab:blue")
+        panel.plot([entry.median], [height], "|", ms=11, mew=2, color="black")
+    original = part.original.get(task)
+    if part.letter == "b" and original is not None and original.scores:
+        panel.axvline(original.median, color="0.4", ls="--", lw=0.8)
+    panel.set_ylim(len(part.rows) - 0.5, -0.5)
+    panel.tick_params(labelsize=7)
+    panel.grid(axis="x", lw=0.3)

@@ -1,0 +1,252 @@
+"""Table 3, from cells to their records: what it will cost, where cells are run, how it goes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+
+from tisa_lab.executors import Executor, InProcess, Leading, OnRay, Pool, follow, is_leader
+from tisa_lab.glue.batches import check_packable, tokenized
+from tisa_lab.glue.cell import Cell, Record
+from tisa_lab.glue.stacked import Stacked, check_stackable, stacks
+from tisa_lab.glue.starts import check_head
+from tisa_lab.glue.tasks import Data, read, task_named
+from tisa_lab.glue.training import Progress, Runner, make_start, started_as
+from tisa_lab.sweep import Records, Shown, sweep
+from tisa_lab.view import Silent, spoken
+
+# Rows whose tokens are counted to estimate those of all.
+SAMPLE = 256
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where cells are run.
+
+    Args:
+        executor: in-process: one after another; pool: several processes; stacked: many cells side
+            by side as one batched model; ray: on a cluster.
+        workers: processes of the pool, cells at a time on the cluster.
+        address: of a Ray cluster: host:port, auto; by default one on this machine.
+        stack: cells side by side, at most.
+        data_dir: folder of official GLUE files; by default the hub.
+        device: cpu or cuda; by default a GPU where there is one.
+    """
+
+    executor: Literal["in-process", "pool", "stacked", "ray"] = "in-process"
+    workers: int = 2
+    address: str | None = None
+    stack: int = 32
+    data_dir: Path | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.executor not in ("in-process", "pool", "stacked", "ray"):
+            raise ValueError(
+                f"executor must be in-process, pool, stacked or ray, got {self.executor!r}"
+            )
+        for name in ("workers", "stack"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if self.address is not None and self.executor != "ray":
+            raise ValueError(f'address is for executor "ray", got {self.executor!r}')
+        if started_as() > 1 and self.executor != "in-process":
+            raise ValueError(
+                f"executor must be in-process where {started_as()} processes (torchrun, accelerate "
+                f"launch) run each cell together, got {self.executor!r}"
+            )
+
+    @property
+    def side_by_side(self) -> int:
+        """Return how many processes run cells at one time."""
+        return self.workers if self.executor in ("pool", "ray") else 1
+
+    def runner(self, out: Path) -> Runner:
+        """Return what runs a cell, with the starts of that folder."""
+        return Runner(self.data_dir, self.device, out / "starts")
+
+    def check(self, cells: Sequence[Cell]) -> None:
+        """Refuse cells that cannot be run there."""
+        if self.executor == "stacked":
+            check_stackable(list(dict.fromkeys(cell.model for cell in cells)))
+            if any(cell.recipe.batches == "packed" for cell in cells):
+                raise ValueError('batches must be padded where executor is "stacked", got packed')
+
+    def stacks(self, cells: Sequence[Cell]) -> list[list[Cell]] | None:
+        """Return which cells are trained side by side; None where none are."""
+        return stacks(cells, self.stack) if self.executor == "stacked" else None
+
+    def open(self, runner: Runner, progress: Progress) -> Executor:
+        """Return the executor; it tells the progress of what is run in this process."""
+        seen = replace(runner, progress=progress)
+        if self.executor == "pool":
+            return Pool(runner, self.workers)
+        if self.executor == "ray":
+            return OnRay(
+                runner, self.address, self.workers, use_gpu=self.device != "cpu",
+                folder=runner.starts,
+            )  # fmt: skip
+        if self.executor == "stacked":
+            return Stacked(seen, self.stack)
+        return Leading(seen) if started_as() > 1 else InProcess(seen)
+
+
+def run_cells(
+    cells: Sequence[Cell], out: Path, place: Place, view: Silent
+) -> list[tuple[Cell, Exception]]:
+    """Run every cell that the folder has no record of; return those that failed, with the reason.
+
+    Of several processes that were started for each cell all but the first only follow.
+    """
+    place.check(cells)
+    records = Records(out, Record)
+    runner = place.runner(out)
+
+    def left(cells: Sequence[Any]) -> float | None:
+        seconds = seconds_for(cells, records.all())
+        return None if seconds is None else seconds / place.side_by_side
+
+    with view:
+        executor = place.open(
+            runner, lambda done, steps: view.inside(f"step {done:,} of {steps:,}")
+        )
+        shown = Shown(view, "cells", _said, left)
+        together = partial(stacks, size=place.stack) if place.executor == "stacked" else None
+        return sweep(cells, records, executor, shown, together)
+
+
+def is_following(place: Place, out: Path, *, does_run: bool) -> bool:
+    """Return whether another process leads; this one has then done its share of all cells."""
+    runner = place.runner(out)
+    if started_as() == 1 or is_leader(runner.place):
+        return False
+    if does_run:
+        follow(runner)
+    return True
+
+
+def make_starts(
+    cells: Sequence[Cell], out: Path, place: Place, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Fit what cells start from, and train nothing; return what is known of each start."""
+    runner = place.runner(out)
+    assert runner.starts is not None
+    wanted = dict.fromkeys(
+        replace(cell, variant=cell.variant.unfrozen(), seed=0)
+        for cell in cells
+        if cell.variant.init == "fit"
+    )
+    made = []
+    for number, cell in enumerate(wanted, start=1):
+        about = make_start(cell, runner.starts, data_dir=place.data_dir, device=place.device)
+        assert about is not None
+        made.append({"task": cell.task, **about})
+        say(
+            f"{number}/{len(wanted)} {cell.task} {about['start']}: {about['key']}, cosine to the "
+            f"original {about['cosine']:.4f}, fitted in {about['seconds']:.1f} s"
+        )
+    say(f"{len(wanted)} starts are in {runner.starts}")
+    return made
+
+
+@dataclass(frozen=True)
+class Line:
+    """The cells of one model and task: how many, and what those cost that are left.
+
+    `flops` counts six operations for each parameter and trained token (attention and evaluation
+    aside). `seconds` is from runs in the same folder, None where there are none to tell.
+    """
+
+    model: str
+    task: str
+    cells: int
+    done: int
+    rows: int
+    steps: int
+    tokens: float
+    flops: float
+    seconds: float | None
+
+
+def plan(
+    cells: Sequence[Cell], records: Sequence[Record], data_dir: str | Path | None = None
+) -> list[Line]:
+    """Return a line for each model and task; a task or a model that is not there is an error."""
+    finished = {record.key for record in records}
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.model, cell.task), []).append(cell)
+    data = {task: read(task_named(task), data_dir) for _, task in groups}
+    made = []
+    for (model, task), group in groups.items():
+        left = [cell for cell in group if cell.key not in finished]
+        rows = len(data[task].train)
+        length, parameters = _sizes(group[0], data[task])
+        steps = [
+            cell.recipe.total_steps(min(rows, cell.recipe.train_rows or rows)) for cell in left
+        ]
+        tokens = sum(
+            n * cell.recipe.batch_size * length for n, cell in zip(steps, left, strict=True)
+        )
+        line = Line(
+            model=model,
+            task=task,
+            cells=len(group),
+            done=len(group) - len(left),
+            rows=rows,
+            steps=sum(steps),
+            tokens=tokens,
+            flops=6 * parameters * tokens,
+            seconds=seconds_for(left, records, steps),
+        )
+        made.append(line)
+    return made
+
+
+def seconds_for(
+    cells: Sequence[Cell], records: Sequence[Record], steps: Sequence[int | None] | None = None
+) -> float | None:
+    """Return how long cells will take one after another, from runs like them; None without any.
+
+    Like them are runs of the same model and task; without those any run counts, by its steps.
+    `steps` are those of the cells where they are known: `epochs` alone does not tell them.
+    """
+    total = 0.0
+    for cell, own in zip(cells, steps or [cell.recipe.steps for cell in cells], strict=True):
+        known = [r for r in records if (r.cell.model, r.cell.task) == (cell.model, cell.task)]
+        known = known or list(records)
+        if not known:
+            return None
+        times = [r.seconds["total"] for r in known]
+        if own:
+            times = [time * own / r.steps for time, r in zip(times, known, strict=True)]
+        total += sum(times) / len(times)
+    return total
+
+
+def _sizes(cell: Cell, data: Data) -> tuple[float, int]:
+    """Return the mean tokens of a row, and the parameters of the model without its embeddings."""
+    task = task_named(cell.task)
+    config = transformers.AutoConfig.from_pretrained(cell.model)
+    check_head(cell.model, config)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(cell.model)
+    if cell.recipe.batches == "packed":
+        check_packable(config.model_type)
+    every = max(1, len(data.train) // SAMPLE)
+    rows = tokenized(data.train[::every], task, tokenizer, cell.recipe.max_length)
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(config)
+    embedded = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding))
+    # ALBERT passes through one layer many times, and each pass costs.
+    passes = getattr(config, "num_hidden_layers", 1) if config.model_type == "albert" else 1
+    parameters = sum(p.numel() for p in model.parameters()) - embedded
+    return sum(len(row["input_ids"]) for row in rows) / len(rows), passes * parameters
+
+
+def _said(record: Record) -> str:
+    name = task_named(record.cell.task).main_metric
+    return f"{name} {record.metrics[name]:.1f}, {spoken(record.seconds['total'])}"
