@@ -2,6 +2,7 @@
 
   record.py     what every record says about where it was made
   view.py       how far a run or a sweep is, as one sees it
+  tables.py     rows of texts as Markdown, LaTeX, CSV
   executors.py  where jobs are done: here, in a pool of processes, on Ray
   sweep.py      jobs in, every job's record in a folder, whatever is killed
 
