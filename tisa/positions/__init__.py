@@ -14,17 +14,8 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from tisa import scoring
 from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared, places_of
-from tisa.scoring import (
-    TISA,
-    ALiBi,
-    KerpleLog,
-    KerplePower,
-    NearFar,
-    ScoringFunction,
-    T5Buckets,
-    TISAv2,
-)
 
 
 class Method(NamedTuple):
@@ -45,7 +36,7 @@ class Method(NamedTuple):
 
 
 def _of_offset(
-    function: type[ScoringFunction],
+    function: type[scoring.ScoringFunction],
     *,
     layers: Layers = "each",
     decoder: Mapping[str, Any] = MappingProxyType({}),
@@ -62,7 +53,7 @@ METHODS: dict[str, Method] = {
     "absolute": Method("absolute.py", "Absolute"),
     "shaw": Method("shaw.py", "Shaw"),
     # One table for all layers as published. T5 itself does not scale its logits; here all do.
-    "t5": _of_offset(T5Buckets, layers="shared", decoder={"bidirectional": False}),
+    "t5": _of_offset(scoring.T5Buckets, layers="shared", decoder={"bidirectional": False}),
     "floater": Method("floater.py", "Floater"),
     "synthesizer-random": Method("synthesizer.py", "Synthesizer", {"form": "random"}),
     "synthesizer-factorised": Method("synthesizer.py", "Synthesizer", {"form": "factorised"}),
@@ -81,12 +72,12 @@ METHODS: dict[str, Method] = {
     "rotary": Method("rotary.py", "Rotary"),
     # ALBERT passes through one layer many times: kernels for each pass here, one set for all
     # passes, the likelier reading of the paper, with `layers="shared"`.
-    "tisa": _of_offset(TISA),
-    "alibi": _of_offset(ALiBi, layers="shared"),
-    "kerple-log": _of_offset(KerpleLog),
-    "kerple-power": _of_offset(KerplePower),
-    "tisa-v2": _of_offset(TISAv2),
-    "near-far": _of_offset(NearFar),
+    "tisa": _of_offset(scoring.TISA),
+    "alibi": _of_offset(scoring.ALiBi, layers="shared"),
+    "kerple-log": _of_offset(scoring.KerpleLog),
+    "kerple-power": _of_offset(scoring.KerplePower),
+    "tisa-v2": _of_offset(scoring.TISAv2),
+    "near-far": _of_offset(scoring.NearFar),
 }
 
 

@@ -22,19 +22,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from tisa.shapes import (
-    Embeddings,
-    Float,
-    Heads,
-    Hidden,
-    Int,
-    Int32,
-    Logits,
-    Queries,
-    Scores,
-    Tensor,
-    Weights,
-)
+from tisa import shapes
+from tisa.shapes import Float, Int, Int32, Tensor
 
 # Which layers a method's parameters serve: every layer its own, all the same, or the first alone.
 Layers = Literal["each", "shared", "first"]
@@ -161,7 +150,7 @@ class Position(nn.Module):
         """Return what is computed once for all layers."""
         return None
 
-    def embed(self, embeddings: Embeddings, prepared: Prepared) -> Embeddings:
+    def embed(self, embeddings: shapes.Embeddings, prepared: Prepared) -> shapes.Embeddings:
         """Return the input embeddings, with positions where the method puts them there."""
         return embeddings
 
@@ -171,11 +160,11 @@ class Position(nn.Module):
         """Return what is added to the layer's queries, keys and values before heads are split."""
         return None
 
-    def rotate(self, heads: Heads, prepared: Prepared) -> Heads:
+    def rotate(self, heads: shapes.Heads, prepared: Prepared) -> shapes.Heads:
         """Return queries or keys of new tokens, rotated by their positions."""
         return heads
 
-    def offset_scores(self, layer: int, prepared: Prepared) -> Scores | None:
+    def offset_scores(self, layer: int, prepared: Prepared) -> shapes.Scores | None:
         """Return one score per head and offset, in the order of `tisa.offsets`."""
         return None
 
@@ -183,17 +172,19 @@ class Position(nn.Module):
         """Return the offsets outside which those scores are constant, for the fused kernels."""
         return None
 
-    def content(self, layer: int, query: Queries) -> Queries:
+    def content(self, layer: int, query: shapes.Queries) -> shapes.Queries:
         """Return the queries that the content logits are made of; asked if `dense`."""
         return query
 
     def dense_logits(
-        self, layer: int, query: Queries | None, hidden: Hidden, prepared: Prepared
-    ) -> Logits | None:
+        self, layer: int, query: shapes.Queries | None, hidden: shapes.Hidden, prepared: Prepared
+    ) -> shapes.Logits | None:
         """Return logits of every pair, added to the scaled content logits; asked if `dense`."""
         return None
 
-    def values(self, layer: int, weights: Weights, prepared: Prepared) -> Queries | None:
+    def values(
+        self, layer: int, weights: shapes.Weights, prepared: Prepared
+    ) -> shapes.Queries | None:
         """Return what is added to each query's output; asked if `needs_weights`."""
         return None
 
