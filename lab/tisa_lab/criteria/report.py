@@ -68,7 +68,6 @@ def page_of(record: dict[str, Any]) -> str:
         differences=disagreements(record),
         shown=shown,
         mark=mark,
-        sentence=_sentence,
     )
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from tisa.pages import page
 from tisa.pages.kit import minus
-from tisa_lab.criteria.report import disagreements, mark
+from tisa_lab.criteria.report import disagreements
 
 # How a number is written; `data-key` beside it says which one of demo.json it is.
 FORMS: dict[str, Callable[[Any], str]] = {
@@ -82,7 +82,6 @@ def page_of(demo: dict[str, Any], maps: Mapping[str, str]) -> str:
         verdict=_verdict(demo["positions"]),
         distilled=_distilled(demo["kernels"], demo["distilled"]),
         differences=disagreements(demo["table1"]),
-        mark=mark,
         tasks=tasks,
     )
 

@@ -71,31 +71,22 @@ def mean_loss(rows: list[dict[str, Any]]) -> float | None:
 
 def points(record: dict[str, Any], mode: str) -> dict[str, list[tuple[float, float]]]:
     """Return method → length and perplexity, where it could be read."""
-    found = {
-        name: [(n, mean_loss(rows)) for n, rows in sorted(lengths.items())]
-        for name, lengths in by_method(record, mode).items()
-    }
-    read = {
-        name: [(float(n), math.exp(min(loss, 30))) for n, loss in each if loss is not None]
-        for name, each in found.items()
-    }
-    return {name: each for name, each in read.items() if each}
+    found = {}
+    for name, lengths in by_method(record, mode).items():
+        losses = [(float(length), mean_loss(rows)) for length, rows in sorted(lengths.items())]
+        found[name] = [(n, math.exp(min(loss, 30))) for n, loss in losses if loss is not None]
+    return {name: each for name, each in found.items() if each}
 
 
 def points_by_position(record: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
     """Return method → place and perplexity there, in the longest window that the method reads."""
-    found = {}
-    for name, lengths in by_method(record, "whole").items():
-        read = [length for length, rows in lengths.items() if mean_loss(rows) is not None]
-        if read:
-            rows = lengths[max(read)]
-            found[name] = [
-                (
-                    (max(start, 1) * end) ** 0.5,
-                    math.exp(min(statistics.fmean(row["by_position"][i][2] for row in rows), 30)),
-                )
-                for i, (start, end, _, _) in enumerate(rows[0]["by_position"])
-            ]
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name, read in points(record, "whole").items():
+        rows = by_method(record, "whole")[name][int(read[-1][0])]
+        found[name] = []
+        for i, (start, end, _, _) in enumerate(rows[0]["by_position"]):
+            loss = statistics.fmean(row["by_position"][i][2] for row in rows)
+            found[name].append(((max(start, 1) * end) ** 0.5, math.exp(min(loss, 30))))
     return found
 
 

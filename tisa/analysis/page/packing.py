@@ -51,42 +51,28 @@ def packed_model(found: Analysis, numbers: dict[str, Any]) -> dict[str, Any]:
         packed |= _table(found)
         packed["sources"] += _weights(found, numbers)
     if found.curves:
-        packed["sources"].append(
-            {
-                "key": "learned",
-                "label": "learned scores",
-                "note": "the scores that the model itself holds and adds to its logits",
-                "heads": max(c.curve.scores.shape[0] for c in found.curves),
-                "layers": [
-                    {
-                        "label": learned.curve.label,
-                        "first": int(learned.curve.offsets[0]),
-                        "curves": pack(learned.curve.scores),
-                        "near": fits,
-                    }
-                    for learned, fits in zip(found.curves, numbers["curves"], strict=True)
-                ],
-            }
-        )
+        parts = [
+            _part(c.curve.label, c.curve.offsets, c.curve.scores) | {"near": fits}
+            for c, fits in zip(found.curves, numbers["curves"], strict=True)
+        ]
+        note = "the scores that the model itself holds and adds to its logits"
+        heads = max(c.curve.scores.shape[0] for c in found.curves)
+        packed["sources"].append(_source("learned", "learned scores", note, heads, parts))
     if found.text is not None:
         text = found.text
-        packed["sources"].append(
-            {
-                "key": "text",
-                "label": "on the text given",
-                "note": f"mean logit above its row's mean, over {text.tokens} tokens of text",
-                "heads": text.logits.shape[1],
-                "layers": [
-                    {
-                        "label": f"layer {layer + 1}",
-                        "first": int(text.offsets[0]),
-                        "curves": pack(text.logits[layer]),
-                    }
-                    for layer in range(text.logits.shape[0])
-                ],
-            }
-        )
+        parts = [_part(f"layer {i + 1}", text.offsets, one) for i, one in enumerate(text.logits)]
+        note = f"mean logit above its row's mean, over {text.tokens} tokens of text"
+        heads = text.logits.shape[1]
+        packed["sources"].append(_source("text", "on the text given", note, heads, parts))
     return packed
+
+
+def _part(label: str, offsets: Tensor, curves: Tensor) -> dict[str, Any]:
+    return {"label": label, "first": int(offsets[0]), "curves": pack(curves)}
+
+
+def _source(key: str, label: str, note: str, heads: int, layers: list[Any]) -> dict[str, Any]:
+    return {"key": key, "label": label, "note": note, "heads": heads, "layers": layers}
 
 
 _HEAVY = ("kernels", "kernels_near", "text", "curves")
@@ -115,7 +101,7 @@ def _weights(found: Analysis, numbers: dict[str, Any]) -> list[dict[str, Any]]:
     ):
         other = model.key if key == "read" else model.raw_key[None]
         z, right = _basis(table, min(rank, 128))
-        scaled, back = z.norm(dim=0), right
+        scaled = z.norm(dim=0)
         parts = []
         for layer, part in enumerate(by_layer):
             fits = {}
@@ -123,29 +109,16 @@ def _weights(found: Analysis, numbers: dict[str, Any]) -> list[dict[str, Any]]:
                 fits["near"] = numbers["kernels_near"][layer]
                 if layer == 0:
                     fits["whole"] = numbers["kernels"]
-            maps = _maps(back, scaled, query[layer], other[layer])
             reach = min(REACH, table.shape[0] - 1)
             last = 0 if model.causal else reach
             here = table.shape[0] - 1  # offset 0
+            curves = part.curves[:, here - reach : here + last + 1]
+            maps = _maps(right, scaled, query[layer], other[layer])
             parts.append(
-                {
-                    "label": f"layer {layer + 1}",
-                    "first": -reach,
-                    "curves": pack(part.curves[:, here - reach : here + last + 1]),
-                    "maps": pack(maps),
-                    **fits,
-                }
+                _part(f"layer {layer + 1}", torch.tensor([-reach]), curves)
+                | {"maps": pack(maps), **fits}
             )
-        sources.append(
-            {
-                "key": key,
-                "label": label,
-                "note": "",
-                "heads": heads,
-                "basis": pack(z / scaled),
-                "layers": parts,
-            }
-        )
+        sources.append(_source(key, label, "", heads, parts) | {"basis": pack(z / scaled)})
     return sources
 
 

@@ -87,21 +87,11 @@ function playMaps() {
     weights.set(softmax(Array.from(scores.subarray(i * n, causal ? i * n + i + 1 : (i + 1) * n))), i * n);
   }
   const limit = Math.max(0.5, ...scores.map(Math.abs));
-  for (const [id, values, low, high, diverging, name] of [["play-toeplitz", scores, -limit, limit, true, "score"], ["play-attention", weights, 0, Math.max(...weights), false, "weight"]]) {
-    const canvas = byId(id), out = byId(id + "-out");
-    paint(canvas, values, n, n, low, high, diverging);
-    canvas.setAttribute("aria-label", `${name} of each pair of words: ${words.join(" ")}`);
-    const tell = (i, j) => { out.textContent = `“${words[i]}” → “${words[j]}” (offset ${minus(j - i)}): ${name} ${name === "weight" ? number(100 * values[i * n + j], 1) + " %" : number(values[i * n + j], 2)}`; };
-    canvas.onpointermove = (event) => { const box = canvas.getBoundingClientRect(); tell(clamp(Math.floor(((event.clientY - box.top) / box.height) * n), n - 1), clamp(Math.floor(((event.clientX - box.left) / box.width) * n), n - 1)); };
-    let at = [play.word, play.word];
-    canvas.onkeydown = (event) => {
-      const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-      if (!move) return;
-      event.preventDefault();
-      at = [clamp(at[0] + move[0], n - 1), clamp(at[1] + move[1], n - 1)];
-      tell(...at);
-    };
-  }
+  const tell = (name, form) => (i, j) => `“${words[i]}” → “${words[j]}” (offset ${minus(j - i)}): ${name} ${form(i * n + j)}`;
+  const shown = { rows: n, columns: n, ends: [words[0], words[n - 1]], side: "↓ query" }, of = `of each pair of words: ${words.join(" ")}`;
+  byId("play-maps").replaceChildren(
+    mapFigure({ ...shown, values: scores, low: -limit, high: limit, diverging: true, label: `score ${of}`, caption: "F on the sentence: one value per diagonal", read: tell("score", (at) => number(scores[at], 2)) }),
+    mapFigure({ ...shown, values: weights, low: 0, high: Math.max(...weights), label: `weight ${of}`, caption: "softmax(F): where each word looks", read: tell("weight", (at) => number(100 * weights[at], 1) + " %") }));
   const row = Array.from(weights.subarray(play.word * n, (play.word + 1) * n));
   lookingWords(byId("words"), words, row, play.word, (i) => { play.word = i; playMaps(); });
 }

@@ -27,13 +27,10 @@ function summaryPanel(model) {
       card(`${n.layers_as_read[0].sensitive.filter(Boolean).length} of ${n.heads}`, "heads of the first layer are position-sensitive"),
       card(`${n.pca.dimensions_90} of ${n.width}`, "dimensions hold 90 % of the table's variance", null, "pca"),
       card(`${Math.round(100 * n.input_shares.position)} %`, "of the variance of the first layer's input comes from the position, whatever the word"));
-    const rows = [["P = E_P E_Pᵀ", "table"], ["columns centred", "centred"], ["without the first position", "without_first"], ["as the first layer reads it", "as_read"]];
-    const body = rows.map(([label, key]) => {
-      const p = n.toeplitz[key];
-      return make("tr", {}, make("td", { text: label }), ...[p.r2, p.null, p.off_diagonal, p.off_diagonal_null].map((v) => make("td", { text: number(v) })));
-    });
-    for (const block of n.blocks) body.push(make("tr", {}, make("td", { text: `among positions ${block.start}–${block.end - 1}` }), ...[block.r2, block.null, block.off_diagonal, block.off_diagonal_null].map((v) => make("td", { text: number(v) }))));
-    if (n.grid) body.push(make("tr", {}, make("td", { text: `by step on the ${n.grid.rows} × ${n.grid.columns} grid` }), ...[n.grid.r2, n.grid.null, n.grid.off_diagonal, n.grid.off_diagonal_null].map((v) => make("td", { text: number(v) }))));
+    const rows = [["P = E_P E_Pᵀ", t], ["columns centred", n.toeplitz.centred], ["without the first position", n.toeplitz.without_first], ["as the first layer reads it", n.toeplitz.as_read],
+      ...n.blocks.map((block) => [`among positions ${block.start}–${block.end - 1}`, block])];
+    if (n.grid) rows.push([`by step on the ${n.grid.rows} × ${n.grid.columns} grid`, n.grid]);
+    const body = rows.map(([label, p]) => make("tr", {}, make("td", { text: label }), ...[p.r2, p.null, p.off_diagonal, p.off_diagonal_null].map((v) => make("td", { text: number(v) }))));
     panel.append(cards, make("div", { class: "card scroll", tabindex: 0, role: "region", "aria-label": "Toeplitz R² in detail" }, make("table", {},
       make("thead", {}, make("tr", {}, ...["Toeplitz R² of", "whole", "chance", "off diagonal", "chance"].map((h) => make("th", { scope: "col", text: h })))),
       make("tbody", {}, ...body))));
@@ -97,12 +94,7 @@ function rowsFigure(rows, valuesOf, limit) {
   return make("figure", { class: "card" }, make("figcaption", { text: "Some rows: nothing in them says “next to each other”" }), place.svg, legend(rows.map((row, i) => [hues[i], `position ${row}`])));
 }
 
-function headNumbers(model, source, layer) {
-  const n = model.numbers;
-  if (source.key === "read") return n.layers_as_read[layer];
-  if (source.key === "raw") return n.first_layer_raw;
-  return null;
-}
+const headNumbers = (model, source, layer) => ({ read: (model.numbers.layers_as_read || [])[layer], raw: model.numbers.first_layer_raw }[source.key] || null);
 
 function strengthOf(model, source, layer, head) {
   const found = headNumbers(model, source, layer);
@@ -158,9 +150,9 @@ function curveFigure(model, source, layer, head) {
   const said = kernels && kernels.size ? `${kernels.size} kernels explain ${number(100 * kernels.r2, 1)} % of it` : "";
   const place = chart({ width: 560, height: 480, x: [start, end], y: [low - room, high + room], xName: "offset k = key − query", yName: "logit",
     label: `Curve of head ${head + 1}, ${source.layers[layer].label}, over offsets from ${number(start, 0)} to ${number(end, 0)}. ${said}` });
+  const inside = (v) => Math.max(place.top, Math.min(place.height - place.bottom, place.py(v))).toFixed(1);
   parts.forEach((values) => {
-    const base = place.py(kernels.constant), inside = (v) => Math.max(place.top, Math.min(place.height - place.bottom, place.py(v)));
-    const path = `M${place.px(start)} ${Math.max(place.top, Math.min(place.height - place.bottom, base))}` + values.map((v, i) => `L${place.px(fine[i]).toFixed(1)} ${inside(v).toFixed(1)}`).join("") + `L${place.px(end)} ${Math.max(place.top, Math.min(place.height - place.bottom, base))}Z`;
+    const base = inside(kernels.constant), path = `M${place.px(start)} ${base}` + values.map((v, i) => `L${place.px(fine[i]).toFixed(1)} ${inside(v)}`).join("") + `L${place.px(end)} ${base}Z`;
     place.svg.append(make("path", { d: path, fill: "var(--green)", opacity: 0.2, class: "kernel-area" }));
   });
   place.svg.append(upright(place, 0, { stroke: "var(--soft)", "stroke-dasharray": "2 3" }),
