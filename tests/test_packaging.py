@@ -57,6 +57,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
     assert [r for r in metadata.get_all("Requires-Dist") if "extra ==" not in r] == [
         "cyclopts>=5",
         "filelock>=3.12",
+        "rich>=13",
         "torch>=2.9",
     ]
 

@@ -7,7 +7,7 @@ into a place beside its own, flushed, and renamed. `Lines` is a file that many p
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,12 +61,16 @@ def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def check_new_folder(path: str | Path, *, replace: bool = False) -> None:
-    """Refuse a place at which `new_folder` would have to remove what somebody wrote."""
+def check_new_folder(path: str | Path, *, replace: bool = False, own: Sequence[str] = ()) -> None:
+    """Refuse a place at which `new_folder` would have to remove what somebody wrote.
+
+    A folder in which one of the files `own` lies is the caller's, and may be written again.
+    """
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{path} is a file; name a new folder")
-    if path.is_dir() and any(path.iterdir()) and not replace:
+    written = any((path / name).exists() for name in own)
+    if path.is_dir() and any(path.iterdir()) and not (replace or written):
         raise FileExistsError(f"{path} is there already, and not empty; name a new folder")
 
 

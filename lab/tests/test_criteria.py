@@ -245,9 +245,9 @@ def test_command(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--methods", "t6"], "methods must be among none"),
-        (["--device", "nowhere"], "device must be one that this machine has"),
-        (["--methods", "t5", "--out", __file__], "File exists"),
+        (["--methods", "t6"], "--methods must be among none"),
+        (["--device", "nowhere"], "--device must be one that this machine has"),
+        (["--methods", "t5", "--out", __file__], "is a file; name a new folder"),
     ],
 )
 def test_mistakes_of_the_command(monkeypatch, capsys, arguments, error):

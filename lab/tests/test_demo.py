@@ -246,8 +246,11 @@ def test_a_dry_run_writes_nothing(tmp_path):
     ("words", "expected"),
     [
         (["--model", "nowhere"], "--model: expected a folder with a Hugging Face model"),
-        (["--device", "toaster"], "--device: expected one that this machine has, got 'toaster'"),
-        (["--out", "a-file"], "--out: expected a folder, got the file"),
+        (
+            ["--device", "toaster"],
+            "--device must be one that this machine has, such as cpu, got 'toaster'",
+        ),
+        (["--out", "a-file"], "a-file is a file; name a new folder"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, capsys, words, expected):

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 
 import pytest
@@ -348,7 +349,7 @@ def test_a_hub_name_without_a_network_is_one_sentence(tmp_path):
         (["--scores", "other.csv"], "'brat' in other.csv is none of the models given"),
         (["--scores", "twice.csv"], "expected one score of 'bert' in twice.csv, got two"),
         (["--scores", "one.csv"], "scores of at least two of the models in one.csv, got 1"),
-        (["--out", "file"], "expected a folder, got the file"),
+        (["--out", "file"], "file is a file; name a new folder"),
     ],
 )
 def test_wrong_options_are_one_sentence(arguments, said, little, tmp_path, monkeypatch, capsys):
@@ -366,7 +367,8 @@ def test_wrong_options_are_one_sentence(arguments, said, little, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     if "--scores" in arguments:
         # It is said before the work, not after it.
-        monkeypatch.setattr(sys.modules["tisa.analysis.whole"], "analyze", None)
+        whole = sys.modules["tisa.analysis.whole"]
+        monkeypatch.setattr(whole, "analyze", wraps(whole.analyze)(pytest.fail))
     options = arguments if "--out" in arguments else [*arguments, "--out", "out"]
     monkeypatch.setattr(sys, "argv", ["tisa", "analyze", str(little / "bert"), *options])
     with pytest.raises(SystemExit) as left:

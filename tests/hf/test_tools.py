@@ -421,7 +421,7 @@ def test_the_command_line(encoder, tmp_path):
     text.write_text("\n".join(lines()))
     out = tmp_path / "out"
     call = ["convert", str(encoder), "--out", str(out), "--text", str(text), "--report", "--json",
-            "--num-kernels", "2", "--lengths", "8-40", "--distil", "0.01"]  # fmt: skip
+            "--num-kernels", "2", "--lengths", "8,40", "--distil-minutes", "0.01"]  # fmt: skip
     plan = command.tisa_([*call, "--dry-run"])
     assert plan.exit_code == 0, plan.output
     assert json.loads(plan.stdout)["layers"] == 2
@@ -445,15 +445,15 @@ def test_the_command_line(encoder, tmp_path):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--lengths", "many"], "8-384"),
+        (["--lengths", "many"], "expected two whole numbers with commas"),
         (["--positions", "both"], "positions"),
         (["--score", "nowhere"], "module:function"),
         (["--score", "json:nothing"], "nothing"),
-        (["--distil", "0"], "above 0"),
+        (["--distil-minutes", "0"], "above 0"),
         (["--device", "no-such"], "device"),
-        (["--text", "EMPTY"], "no text"),
+        (["--text", "EMPTY"], "some text"),
         (["--text", "BINARY"], "UTF-8"),
-        (["--lengths", "8-4000"], "up to 64 tokens"),
+        (["--lengths", "8,4000"], "up to 64 tokens"),
     ],
 )
 def test_mistakes_on_the_command_line(encoder, tmp_path, more, words):

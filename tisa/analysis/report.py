@@ -48,8 +48,7 @@ def write_report(
 
 def check_folder(out: Path) -> None:
     """Refuse a place for the report that is no folder, or a folder with files of others."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out: expected a folder, got the file {str(out)!r}")
+    store.check_new_folder(out, own=("numbers.json",))
     others = {path.name for path in out.iterdir()} - PARTS if out.is_dir() else set()
     if others:
         raise ValueError(

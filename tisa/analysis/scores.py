@@ -23,20 +23,20 @@ def read_scores(path: Path, models: Sequence[str]) -> dict[str, float]:
         }
         if not found:
             raise ValueError(
-                f"--scores: {given!r} in {path} is none of the models given, which are "
+                f"scores: {given!r} in {path} is none of the models given, which are "
                 f"{', '.join(names)}; write its name so, or take its line out"
             )
         name = found.pop()
         if names.count(name) > 1:
             raise ValueError(
-                f"--scores: two of the models are called {name!r}; rename the folder of one"
+                f"scores: two of the models are called {name!r}; rename the folder of one"
             )
         if name in scores:
-            raise ValueError(f"--scores: expected one score of {name!r} in {path}, got two")
+            raise ValueError(f"scores: expected one score of {name!r} in {path}, got two")
         scores[name] = score
     if len(scores) < 2:
         raise ValueError(
-            f"--scores: expected scores of at least two of the models in {path}, got {len(scores)}"
+            f"scores: expected scores of at least two of the models in {path}, got {len(scores)}"
         )
     return scores
 
@@ -47,7 +47,7 @@ def _rows(path: Path) -> list[tuple[str, float]]:
         reader = csv.DictReader(file)
         if not {"model", "score"} <= set(reader.fieldnames or ()):
             raise ValueError(
-                f"--scores: expected the columns model and score in {path}, "
+                f"scores: expected the columns model and score in {path}, "
                 f"got {', '.join(reader.fieldnames or ()) or 'an empty file'}"
             )
         for row in reader:
@@ -57,7 +57,7 @@ def _rows(path: Path) -> list[tuple[str, float]]:
                 score = math.nan
             if not math.isfinite(score):
                 raise ValueError(
-                    f"--scores: expected a number for {row['model']!r} in {path}, "
+                    f"scores: expected a number for {row['model']!r} in {path}, "
                     f"got {row['score']!r}"
                 )
             rows.append(((row["model"] or "").strip(), score))

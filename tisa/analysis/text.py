@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from tisa.offsets import offset_range, sum_diagonals
+from tisa.packages import needed
 from tisa.shapes import Bool, Float, Int, Tensor
 
 
@@ -36,9 +37,9 @@ def read_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"--text: expected UTF-8 text, got something else in {path}") from None
+        raise ValueError(f"text: expected UTF-8 text, got something else in {path}") from None
     if not text.strip():
-        raise ValueError(f"--text: expected some text, got an empty file, {path}")
+        raise ValueError(f"text: expected some text, got an empty file, {path}")
     return text
 
 
@@ -65,7 +66,7 @@ def attention_by_offset(
         if model.config.model_type == "longformer":
             layers = tuple(_unrolled(layer[0])[None] for layer in layers)
         if not layers or any(layer is None for layer in layers):
-            raise ValueError(f"--text: {folder} returns no attention weights; leave --text out")
+            raise ValueError(f"text: {folder} returns no attention weights; give no text")
         sums = torch.stack([_by_offset(layer[0].float(), plain, length) for layer in layers], 1)
         total = sums if total is None else total + sums
     assert total is not None
@@ -111,11 +112,11 @@ def _windows(
     """Return windows of the text, and how many special tokens stand before and after in each."""
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if len(ids) < 8:
-        raise ValueError(f"--text: expected at least 8 tokens, got {len(ids)}; give a longer text")
+        raise ValueError(f"text: expected at least 8 tokens, got {len(ids)}; give a longer text")
     share = ids.count(tokenizer.unk_token_id) / len(ids)
     if share > 0.25:
         raise ValueError(
-            f"--text: the tokenizer does not know {share:.0%} of the text; is it in another "
+            f"text: the tokenizer does not know {share:.0%} of the text; is it in another "
             "language, or are the tokenizer's files missing in the model's folder?"
         )
     word = text.split()[0]
@@ -134,13 +135,10 @@ def _model_type(folder: Path) -> Any:
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
-    try:
-        from transformers import AutoModel, AutoTokenizer
-        from transformers.utils import logging
-    except ImportError:
-        raise ImportError(
-            "--text runs the model, which needs the package transformers; pip install 'tisa[hf]'"
-        ) from None
+    needed("transformers", "text", "tisa[hf]")
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging
+
     logging.set_verbosity_error()
     if str(_model_type(folder)).startswith("tisa-"):
         import_module("tisa.hf")  # registers converted models with the Auto classes
@@ -154,15 +152,15 @@ def _load(folder: Path) -> tuple[Any, Any]:
         # transformers raises whatever its models and tokenizers raise.
         reason = " ".join(str(failed).split())[:200]
         raise ValueError(
-            f"--text: transformers cannot load model and tokenizer from {folder} ({reason}); "
-            "leave --text out to analyse the weights alone"
+            f"text: transformers cannot load model and tokenizer from {folder} ({reason}); "
+            "without a text the weights alone are analysed"
         ) from None
     model = model.eval()
     reads_words = isinstance(model.get_input_embeddings(), torch.nn.Embedding)
     if not reads_words or model.config.model_type == "whisper":
         raise ValueError(
-            f"--text: expected a model that reads text, got {model.config.model_type}; "
-            "leave --text out to analyse the weights alone"
+            f"text: expected a model that reads text, got {model.config.model_type}; "
+            "without a text the weights alone are analysed"
         )
     if getattr(model.config, "is_encoder_decoder", False):
         model = model.encoder

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tisa.cli.options import KeywordsOf
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,9 +20,8 @@ def command(
     out: Path = Path("report"),
     text: Path | None = None,
     scores: Path | None = None,
-    biases: bool = False,
     as_json: bool = False,
-    seed: int = 0,
+    **options: Annotated[Any, KeywordsOf("tisa.analysis.whole:analyze", without=("progress",))],
 ) -> None:
     """Show what pretrained models know about position.
 
@@ -31,21 +32,16 @@ def command(
         tisa analyze bert-v1 bert-v2 --text wiki.txt --json
 
     Args:
-        models: A folder, a weight file beside its config.json, or a name on the hub.
+        models: Folders, weight files beside their config.json, or names on the hub.
         out: Folder for index.html, numbers.json and the figures.
         text: Run the models on this text: what attention does with distance.
         scores: CSV with the columns model and score: Toeplitzness against it.
-        biases: Add the biases of queries and keys to F̂_P.
         as_json: Print all numbers as JSON instead of a table.
-        seed: Seed of nulls, intervals and word samples.
+        **options: As `tisa.analysis.analyze` has them.
     """
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    except ImportError:
-        raise ImportError(
-            "tisa analyze needs the package rich; pip install 'tisa[analysis]'"
-        ) from None
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     from tisa.analysis.report import check_folder, numbers_of_all, write_report
     from tisa.analysis.scores import read_scores
     from tisa.analysis.text import read_text
@@ -68,17 +64,13 @@ def command(
             label = f"{number}/{len(models)} " if len(models) > 1 else ""
             found.append(
                 analyze(
-                    model,
-                    text=given,
-                    biases=biases,
-                    seed=seed,
+                    model, text=given, **options,
                     progress=lambda step, label=label: tell(label + step),  # type: ignore[misc]
                 )
-            )
-        settings: dict[str, Any] = {"biases": biases, "seed": seed}
-        write_report(found, out, scores=column, settings=settings, progress=tell)
+            )  # fmt: skip
+        write_report(found, out, scores=column, settings=options, progress=tell)
     if as_json:
-        numbers = numbers_of_all(found, settings=settings, scores=column)
+        numbers = numbers_of_all(found, settings=options, scores=column)
         print(json.dumps(numbers, ensure_ascii=False, allow_nan=False))
         return
     console = Console()

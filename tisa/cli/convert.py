@@ -3,7 +3,12 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any
+
+from tisa.cli.options import KeywordsOf
+from tisa.store import check_new_folder
+
+OWN = ("texts", "measured", "score", "progress")
 
 
 def command(
@@ -11,20 +16,12 @@ def command(
     /,
     *,
     out: Path,
-    positions: str = "replace",
-    init: str = "fit",
-    num_kernels: int = 5,
-    fold: bool = True,
-    shared: bool = False,
     text: Path | None = None,
-    lengths: str = "",
-    distil: float | None = None,
     report: bool = False,
     score: str = "",
-    device: str = "cpu",
-    seed: int = 0,
     as_json: bool = False,
     dry_run: bool = False,
+    **options: Annotated[Any, KeywordsOf("tisa.hf.folder:convert_folder", without=OWN)],
 ) -> None:
     """Convert a Hugging Face model and save it like any other.
 
@@ -33,30 +30,26 @@ def command(
     Args:
         model: A model's folder, or its name on the hub.
         out: The folder to write; a new one.
-        positions: "replace" the position table, or "keep" it and add scores.
-        init: "fit", "zero" or "reference".
-        num_kernels: Kernels per head.
-        fold: Keep what positions say besides the order.
-        shared: ALBERT: one function for all passes.
         text: Text to fit on, one input per line; half is held out.
-        lengths: Calibrate on pieces of so many tokens, as in 8-384.
-        distil: Train the scores towards the original: minutes.
         report: Measure before and after; write report.html.
         score: A score of your own: module:function of (model, tokenizer).
-        device: Where to compute.
-        seed: Of pieces and distillation.
         as_json: Print the numbers as JSON.
         dry_run: Say what would be done; write nothing.
+        **options: As `tisa.hf.folder.convert_folder` has them.
     """
-    texts = _lines(text) if text is not None else None
-    span = _range(lengths) if lengths else None
     from tisa import hf
+    from tisa.analysis.text import read_text
     from tisa.hf.folder import convert_folder
     from tisa.hf.saving import load_stock
 
+    texts = None
+    if text is not None:
+        texts = [line.strip() for line in read_text(text).splitlines() if line.strip()]
+    function = _function(score) if score else None
+    check_new_folder(out)
     if dry_run:
         stock, _ = load_stock(model)
-        reason = hf.families.reason_against(stock, positions)
+        reason = hf.families.reason_against(stock, options["positions"])
         if reason is not None:
             raise ValueError(f"{model} cannot be converted: {reason}")
         layers = len(hf.families.attention_modules(stock)) * hf.families.passes(stock)
@@ -71,11 +64,8 @@ def command(
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("fit", total=None)
         done = convert_folder(
-            model, out, positions=cast(Any, positions), init=cast(Any, init),
-            num_kernels=num_kernels, fold=fold,
-            shared=shared, texts=texts, lengths=span, distil_minutes=distil, device=device,
-            seed=seed, measured=report or bool(score), score=_function(score) if score else None,
-            progress=lambda at, of: bar.update(task, completed=at, total=of),
+            model, out, texts=texts, measured=report or bool(score), score=function,
+            progress=lambda at, of: bar.update(task, completed=at, total=of), **options,
         )  # fmt: skip
     if report:
         from tisa.hf.report import write_report
@@ -99,30 +89,12 @@ def _print(done: Any, out: Path, as_json: bool) -> None:
     print(f"written to {out}")
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"--text: expected UTF-8 text, got something else in {path}") from None
-    lines = [x.strip() for x in text.splitlines() if x.strip()]
-    if not lines:
-        raise ValueError(f"--text: {path} has no text in it; one input per line")
-    return lines
-
-
-def _range(lengths: str) -> tuple[int, int]:
-    first, dash, last = lengths.partition("-")
-    if not (dash and first.isdigit() and last.isdigit()):
-        raise ValueError(f"--lengths: expected two numbers as in 8-384, got {lengths!r}")
-    return int(first), int(last)
-
-
 def _function(name: str) -> Any:
     from importlib import import_module
 
     module, colon, function = name.partition(":")
     if not (module and colon):
-        raise ValueError(f"--score: expected module:function, got {name!r}")
+        raise ValueError(f"score: expected module:function, got {name!r}")
     # An installed program does not look for modules where it is called, as `python` does.
     sys.path.append(str(Path.cwd()))
     try:
@@ -131,9 +103,9 @@ def _function(name: str) -> Any:
         if missing.name is None or not f"{module}.".startswith(f"{missing.name}."):
             raise
         raise ValueError(
-            f"--score: no module {missing.name} here or among the installed packages; run it "
+            f"score: no module {missing.name} here or among the installed packages; run it "
             f"from the folder of {missing.name}.py"
         ) from None
     if not callable(found):
-        raise ValueError(f"--score: {module} has no function {function!r}")
+        raise ValueError(f"score: {module} has no function {function!r}")
     return found

@@ -11,8 +11,8 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import wraps
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import partial, wraps
 from importlib import import_module
 from inspect import Parameter as Place
 from inspect import Signature, getdoc, signature
@@ -52,15 +52,14 @@ def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def command(*arguments: Any, **given: Any) -> Any:
         parts: dict[str, dict[str, Any]] = {}
         for owner, place in options:
-            if place.name in given and owner != place.name:
-                parts.setdefault(owner, {})[place.name] = given.pop(place.name)
+            if owner != place.name:
+                value = given.pop(place.name, place.default)
+                parts.setdefault(owner, {})[place.name] = value
         for owner, part in parts.items():
             if own[owner].kind is Place.VAR_KEYWORD:
                 given |= part
-            elif own[owner].default is Place.empty:
-                given[owner] = _bare(get_type_hints(function)[owner])(**part)
             else:
-                given[owner] = replace(own[owner].default, **part)
+                given[owner] = _bare(get_type_hints(function)[owner])(**part)
         return function(*arguments, **given)
 
     command.__doc__ = parse(getdoc(function) or "").description
@@ -82,7 +81,7 @@ def _options(function: Callable[..., Any]) -> Iterator[tuple[str, Place]]:
                     yield owner, _option(name, theirs[name], inner.default, explained.get(name))
         elif is_dataclass(config := _bare(hints[owner])):
             theirs, explained = get_type_hints(config, include_extras=True), _helps(config)
-            for field in fields(config):
+            for field in (field for field in fields(config) if field.init):
                 default: Any = Place.empty
                 if place.default is not Place.empty:
                     default = getattr(place.default, field.name)
@@ -97,8 +96,9 @@ def _options(function: Callable[..., Any]) -> Iterator[tuple[str, Place]]:
             yield owner, _option(owner, hints[owner], place.default, helps.get(owner), kind)
 
 
-def _helps(source: Any) -> dict[str, str | None]:
-    return {one.arg_name: one.description for one in parse(getdoc(source) or "").params}
+def _helps(source: Any) -> dict[str, str]:
+    told = {one.arg_name: one.description or "" for one in parse(getdoc(source) or "").params}
+    return {name: " ".join((words[:1].upper() + words[1:]).split()) for name, words in told.items()}
 
 
 def _option(
@@ -114,13 +114,14 @@ def _option(
         # A flag that is not given, a word that is not there: nothing to show. A zero is a number.
         more["show_default"] = default == 0 and bare is not bool
     if get_origin(bare) is tuple:
-        more |= {"converter": lambda _, tokens: _parted(bare, tokens), "n_tokens": 1}
-        if bool in get_args(bare):
-            # cyclopts would take it for a flag.
-            hint = tuple[str, ...]
+        kinds = (getattr(kind, "__name__", "…") for kind in get_args(bare))
+        more |= {"converter": partial(_parted, bare), "metavar": ",".join(kinds).upper()}
         more |= {"show_default": _written} if default else {}
     elif get_origin(bare) is dict:
-        more |= {"converter": _decoded, "n_tokens": 1, "accepts_keys": False}
+        more |= {"converter": _decoded, "metavar": "JSON"}
+    if "converter" in more or bare is str:
+        # One word for cyclopts, which has other ways to write tuples and unions.
+        hint = Annotated[(str, *get_args(hint)[1:])] if get_origin(hint) is Annotated else str
     return Place(name, kind, default=default, annotation=Annotated[hint, Parameter(**more)])
 
 
@@ -130,11 +131,12 @@ def _bare(hint: Any) -> Any:
         return _bare(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
         kinds = [kind for kind in get_args(hint) if kind is not NoneType]
-        return _bare(kinds[0]) if len(kinds) == 1 else hint
+        # What may also be given as an object is written as a word.
+        return _bare(kinds[0]) if len(kinds) == 1 else str if str in kinds else hint
     return hint
 
 
-def _decoded(hint: Any, tokens: tuple[Token, ...]) -> dict[str, Any]:
+def _decoded(kind: type[str], tokens: tuple[Token, ...]) -> dict[str, Any]:
     text = tokens[-1].value
     try:
         found = json.loads(text)
@@ -145,13 +147,13 @@ def _decoded(hint: Any, tokens: tuple[Token, ...]) -> dict[str, Any]:
     return found
 
 
-def _parted(hint: Any, tokens: tuple[Token, ...]) -> tuple[Any, ...]:
+def _parted(hint: Any, kind: type[str], tokens: tuple[Token, ...]) -> tuple[Any, ...]:
     text = tokens[-1].value
     try:
-        return _tuple(_bare(hint), text, ",:")
+        return _tuple(hint, text, ",:")
     except ValueError:
         raise ValueError(
-            f"expected {_expected(_bare(hint))} with commas between them, got {text!r}"
+            f"expected {_expected(hint)} with commas between them, got {text!r}"
         ) from None
 
 

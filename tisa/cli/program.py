@@ -37,7 +37,10 @@ class Program:
     brings: dict[str, str] = field(default_factory=dict)
 
     def app(self, loaded: Sequence[str] | None = None) -> App:
-        """Return the command line; with the options of the commands `loaded`, by default all."""
+        """Return the command line, with the options of the commands `loaded`.
+
+        By default of all whose packages are installed.
+        """
         version = import_module(self.package.partition(".")[0]).__version__
         made = App(
             name=self.name, help=self.help, help_flags="--help", help_format="markdown",
@@ -45,10 +48,14 @@ class Program:
             print_error=False, suppress_keyboard_interrupt=False,
         )  # fmt: skip
         for name in self.commands:
-            if loaded is None or name in loaded:
-                made.command(self._command(name), name=name)
-            else:
-                made.command(_nothing, name=name, help=self._summary(name))
+            try:
+                known = self._command(name) if loaded is None or name in loaded else None
+            except ImportError:
+                if loaded is not None:
+                    raise
+                known = None
+            summary = None if known else self._summary(name)
+            made.command(known or _nothing, name=name, help=summary)
         # Taken away by `main` before anything is parsed: here for its help.
         made.command(_nothing, name="--debug", help="Show the traceback of an error.")
         made.register_install_completion_command()

@@ -53,13 +53,13 @@ def convert_folder(
     Args:
         model: a folder, or a name on the hub.
         out: the folder to write; it must not be there yet, and is there only when all is done.
-        positions: as for `convert`; so are `init`, `num_kernels`, `fold` and `shared`.
+        positions: "replace" the position table, or "keep" it and add scores.
         init: "fit", "zero" or "reference"; None: "fit" where positions are replaced.
-        num_kernels: S.
+        num_kernels: kernels per head, S.
         fold: keep what position vectors say besides the order.
         shared: ALBERT: one scoring function for all passes.
         texts: to calibrate and distil on, and to measure on; half of them is held out for that.
-        lengths: (shortest, longest): calibrate on pieces of so many tokens, about.
+        lengths: shortest and longest: calibrate on pieces of so many tokens, about.
         distil_steps: distil so many steps.
         distil_minutes: distil so long; with `distil_steps` until one of both is over.
         measured: measure both models.

@@ -7,11 +7,11 @@ from typing import Any
 
 def command(
     *,
-    methods: str | None = None,
+    methods: tuple[str, ...] | None = None,
     out: Path | None = None,
     seed: int = 0,
     variations: bool = False,
-    device: str = "cpu",
+    device: str | None = None,
     as_json: bool = False,
 ) -> None:
     """Measure the six criteria of Table 1 for every position method.
@@ -26,13 +26,14 @@ def command(
         out: Folder for index.html, criteria.md, .json and .png.
         seed: Of the random parameters and contents.
         variations: Again with other random numbers and sizes.
-        device: Where to measure; the numbers are float64.
+        device: cpu or cuda; by default a GPU where there is one. The numbers are float64.
         as_json: Print the record instead of the table.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from tisa.packages import needed
+    from tisa.store import check_new_folder
     from tisa_lab.criteria.paper import CRITERIA
     from tisa_lab.criteria.report import write
     from tisa_lab.criteria.sensitivity import variations as others
@@ -43,17 +44,18 @@ def command(
     if out is not None:
         # Before the minute of measuring, not after it.
         needed("matplotlib.figure", "figures", "tisa-lab")
-        out.mkdir(parents=True, exist_ok=True)
-    names = ordered(None if methods is None else [m.strip() for m in methods.split(",")])
+        check_new_folder(out, own=("criteria.json",))
+    settings = Settings(seed=seed, device=device)
+    names = ordered(methods)
     shown = command_line()
     columns = (TextColumn("{task.description:46}"), BarColumn(), MofNCompleteColumn(),
                TimeElapsedColumn())  # fmt: skip
     # On standard error: what is piped on is the result alone.
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        rounds = 1 + len(others(Settings())) if variations else 1
+        rounds = 1 + len(others(settings)) if variations else 1
         task = bar.add_task("", total=rounds * len(names) * len(CRITERIA), completed=-1)
         record = run(
-            Settings(seed=seed, device=device),
+            settings,
             names,
             varied=variations,
             command=shown,

@@ -24,7 +24,7 @@ def command(
     fresh: bool = False,
     open_: bool | None = None,
     seed: int = 0,
-    device: str = "cpu",
+    device: str | None = None,
     as_json: bool = False,
     dry_run: bool = False,
 ) -> None:
@@ -44,7 +44,7 @@ def command(
         fresh: Begin anew instead of going on where it stopped.
         open_: Open the page; on a terminal it asks otherwise.
         seed: Of everything that is drawn.
-        device: Where to compute.
+        device: cpu or cuda; by default a GPU where there is one.
         as_json: Print all numbers as JSON.
         dry_run: Say what would be done; write nothing.
     """

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from tisa.devices import device_named
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -52,15 +54,18 @@ class Settings:
     search_steps: int = 60
     search_beside: bool = True
     seed: int = 0
-    device: str = "cpu"
+    device: str | None = None
 
     def __post_init__(self) -> None:
+        device = device_named(self.device)
+        # As it is found here: the record says where it was measured.
+        object.__setattr__(self, "device", str(device))
         try:
-            torch.empty(0, device=self.device, dtype=torch.float64)
-        except (RuntimeError, AssertionError, TypeError) as refusal:
+            torch.empty(0, device=device, dtype=torch.float64)
+        except (RuntimeError, TypeError) as refusal:
             raise ValueError(
-                f"device must be one that this machine has and that computes in float64, got "
-                f"{self.device!r}: {str(refusal).splitlines()[0]}"
+                f"device must be one that computes in float64, such as cpu, got {self.device!r}: "
+                f"{str(refusal).splitlines()[0]}"
             ) from None
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tisa.devices import device_named
 from tisa.positions import METHODS
 from tisa_lab.criteria import (
     data_driven,
@@ -62,7 +63,7 @@ def run(
     others = variations(settings) if varied else {}
     rows = [_row(method, cells, settings) for method, cells in measured.items()]
     return {
-        **surroundings(command, torch.device(settings.device)),
+        **surroundings(command, device_named(settings.device)),
         "seconds": round(seconds, 1),
         "cpu_seconds": round(busy, 1),
         "settings": asdict(settings),

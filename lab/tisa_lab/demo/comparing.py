@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
+from tisa.devices import device_named
 from tisa_lab.criteria import table
 from tisa_lab.criteria.paper import CRITERIA, TABLE_1
 from tisa_lab.criteria.settings import Settings as CriteriaSettings
@@ -44,7 +43,7 @@ def probes(settings: Settings, progress: Callable[[str, float], None]) -> dict[s
     rows = []
     for number, (task, method) in enumerate(runs):
         progress(f"{task}: {method}", number / len(runs))
-        found = race.run(config, method, task, torch.device(settings.device))
+        found = race.run(config, method, task, device_named(settings.device))
         rows.append({"task": task, "method": method} | found)
     return {
         "rows": rows,

@@ -27,7 +27,7 @@ def look(folder: Path, *, seed: int = 0) -> dict[str, Any]:
     """
     checkpoint = read_checkpoint(folder)
     if not has_table(checkpoint):
-        raise ValueError(f"--model: {why_not(checkpoint)}; the demo needs a table of positions")
+        raise ValueError(f"model: {why_not(checkpoint)}; the demo needs a table of positions")
     table = read_positions(checkpoint).positions.double()
     found = measure_invariance(table, seed=seed)
     generator = torch.Generator().manual_seed(seed)

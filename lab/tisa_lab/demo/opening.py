@@ -58,7 +58,7 @@ def open_model(
 def _of_folder(model: Path) -> dict[str, Any]:
     if not (model / "config.json").is_file():
         raise ValueError(
-            f"--model: expected a folder with a Hugging Face model (config.json), got {model}"
+            f"model: expected a folder with a Hugging Face model (config.json), got {model}"
         )
     weights = sorted(p for p in model.iterdir() if p.suffix in (".safetensors", ".bin"))
     return {

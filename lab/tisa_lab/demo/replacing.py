@@ -35,14 +35,14 @@ class Replacing:
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         if self.tokenizer.pad_token is None:
             raise ValueError(
-                "--model: sentences are read side by side, and this model's tokenizer has no token "
+                "model: sentences are read side by side, and this model's tokenizer has no token "
                 "to fill the shorter ones up; take an encoder such as BERT"
             )
         loaded = AutoModel.from_pretrained(model, dtype=torch.float32)
         self.original: PreTrainedModel = loaded.eval().to(settings.device)
         reason = reason_against(self.original, "replace")
         if reason is not None:
-            raise ValueError(f"--model: its positions cannot be replaced: {reason}")
+            raise ValueError(f"model: its positions cannot be replaced: {reason}")
 
     @cached_property
     def yardstick(self) -> Yardstick:

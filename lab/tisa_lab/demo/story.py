@@ -15,6 +15,7 @@ import torch
 
 import tisa
 from tisa import store
+from tisa.devices import device_named
 from tisa_lab.demo.settings import Settings
 
 # In the order of the page, with what the progress bar calls them.
@@ -71,8 +72,8 @@ def tell(
         progress: called often, with where the demo is.
     """
     require()
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out: expected a folder, got the file {str(out)!r}")
+    # A file of another's folder may have the name of one of ours.
+    store.check_new_folder(out, own=("parts/made_with.json", "small-model/made_with.json"))
     from tisa_lab.demo.opening import open_model
     from tisa_lab.demo.page import page_of
     from tisa_lab.demo.parts import Parts
@@ -92,7 +93,7 @@ def tell(
         key = {"settings": asdict(settings), "origin": same, "tisa": tisa.__version__}
         parts = Parts(out / "parts", key, fresh=fresh)
         demo: dict[str, Any] = {
-            "about": surroundings(command, torch.device(settings.device)),
+            "about": surroundings(command, device_named(settings.device)),
             "settings": asdict(settings),
             "begun_anew": parts.begun_anew,
             "seconds": {},

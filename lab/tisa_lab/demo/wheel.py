@@ -56,7 +56,7 @@ def fetch(wheel: Wheel, cache: Path, *, offline: bool = False) -> Path:
     else:
         damaged = ""
     if offline:
-        raise NoWheelError(damaged or f"--offline, and {wheel.name} is not in {cache}")
+        raise NoWheelError(damaged or f"offline, and {wheel.name} is not in {cache}")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=cache) as unfinished:
