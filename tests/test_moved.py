@@ -54,16 +54,15 @@ def translated(line):
             continue
         words[0] = now[0]
         old, new = ([w for w in side if w.startswith("--")] for side in (before, now))
-        renamed = dict(
-            zip((w for w in old if w not in new), (w for w in new if w not in old), strict=True)
-        )
+        gone, come = [w for w in old if w not in new], [w for w in new if w not in old]
+        renamed = {w: w for w in old if w in new} | dict(zip(gone, come, strict=True))
         for at, word in enumerate(words):
             if word in renamed:
                 words[at] = renamed[word]
                 # A value that is written in another way: the row shows both.
-                values = before[before.index(word) + 1], now[now.index(renamed[word]) + 1]
-                if at + 1 < len(words) and words[at + 1] == values[0]:
-                    words[at + 1] = values[1]
+                value = before[before.index(word) + 1 :][:1]
+                if value and words[at + 1 : at + 2] == value:
+                    words[at + 1] = now[now.index(renamed[word]) + 1]
     return shlex.join(words)
 
 
