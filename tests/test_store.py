@@ -55,6 +55,14 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path):
     assert os.listdir(tmp_path) == ["out"]
 
 
+def test_a_folder_of_ones_own_may_be_written_again(tmp_path):
+    (tmp_path / "index.html").touch()
+    with pytest.raises(FileExistsError, match="is there already"):
+        store.check_new_folder(tmp_path, own=("numbers.json", "parts/made_with.json"))
+    (tmp_path / "numbers.json").touch()
+    store.check_new_folder(tmp_path, own=("numbers.json", "parts/made_with.json"))
+
+
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "out").write_text("mine")
     with pytest.raises(FileExistsError, match="is a file"):

@@ -148,6 +148,28 @@ def test_exit_code_2_and_a_sentence(monkeypatch, capsys, tmp_path, words):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tisa analyze model",
+        "tisa-lab criteria --methods t5",
+        "tisa-lab demo --offline",
+        pytest.param("tisa convert model", marks=pytest.mark.full),
+    ],
+)
+def test_out_is_never_somebody_elses_folder(tmp_path, monkeypatch, words):
+    """A page of that name too is not ours for that."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("my site")
+    program, *rest = words.split()
+    answer = programs.answer(printed.PROGRAMS[program], [*rest, "--out", "site"])
+    assert answer.exit_code == 2
+    assert "site is there already, and not empty; name a new folder" in answer.stderr
+    assert [path.name for path in (tmp_path / "site").iterdir()] == ["index.html"]
+    assert (tmp_path / "site" / "index.html").read_text() == "my site"
+
+
 def test_pretraining_is_told_of_ctrl_c():
     from tisa_lab.cli.pretrain import _Stopping
 
