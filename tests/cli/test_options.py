@@ -189,10 +189,6 @@ def errors(path):
                     yield inner.value
 
 
-# Being rewritten.
-PENDING = ("tisa/hf/folder.py", "lab/tisa_lab/demo/parts.py")
-
-
 @pytest.mark.parametrize("package", ["tisa", "lab/tisa_lab"])
 def test_errors_of_the_library_name_no_options(package):
     """They name parameters, which `Program.said` translates; whole commands stand in backticks."""
