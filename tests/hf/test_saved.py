@@ -12,6 +12,7 @@ import transformers
 
 import tiny
 import tisa.hf
+import tisa.hf.saving
 from tiny import inputs, logits, original, shake, token_lists
 
 ROOT = Path(__file__).parent.parent.parent

@@ -34,15 +34,30 @@ if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 17
         "pip install --upgrade 'tisa[hf]'"
     )
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tisa.hf.conversion import convert
-from tisa.hf.distillation import distil
 from tisa.hf.parameters import parameter_groups
 from tisa.hf.registry import register, register_type
-from tisa.hf.saving import load, save
 from tisa.hf.transformer import register as _register_transformer
+
+if TYPE_CHECKING:
+    from tisa.hf.distillation import distil
+    from tisa.hf.saving import load, save
 
 register()
 _register_transformer()
+
+# Whoever follows a model's forward pass or its conversion meets none of these.
+_ON_FIRST_USE = {"distil": "distillation", "load": "saving", "save": "saving"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ON_FIRST_USE:
+        return getattr(import_module(f"tisa.hf.{_ON_FIRST_USE[name]}"), name)
+    raise AttributeError(f"module 'tisa.hf' has no attribute {name!r}")
+
 
 __all__ = [
     "convert",

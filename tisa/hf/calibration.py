@@ -9,7 +9,6 @@ import torch
 from transformers import PreTrainedModel
 
 from tisa.hf import families
-from tisa.hf.default_text import SENTENCES
 from tisa.shapes import Bool, Float, Int, Tensor
 
 # Of one layer's attention weights, over all batches: enough to fit a curve, and soon gone through.
@@ -52,8 +51,8 @@ def tokens_of(calibration: Any, model: PreTrainedModel, tokenizer: Any = None) -
                 "built-in one; pass texts and a tokenizer, or token ids"
             )
         warnings.warn(
-            f"no calibration given: the scores are fitted on {len(SENTENCES)} built-in English "
-            "sentences; text like that the model will see is better",
+            "no calibration given: the scores are fitted on built-in English sentences; text like "
+            "that the model will see is better",
             stacklevel=3,
         )
         calibration = default_texts()
@@ -73,6 +72,8 @@ def tokens_of(calibration: Any, model: PreTrainedModel, tokenizer: Any = None) -
 
 def default_texts() -> list[str]:
     """Return the built-in sentences, and some paragraphs made of them for longer offsets."""
+    from tisa.hf.default_text import SENTENCES
+
     texts = list(SENTENCES)
     for size in (2, 3, 5, 8):
         texts += [" ".join(SENTENCES[i : i + size]) for i in range(0, len(SENTENCES), 3 * size)]

@@ -15,7 +15,7 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tisa.hf import card, core, implementations
+from tisa.hf import core, implementations
 from tisa.hf.families import LOADED_TYPES
 from tisa.offsets import to_matrix
 from tisa.scoring import TISA
@@ -29,12 +29,16 @@ class TisaModel(core.Converted):
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
         """Save like any other model, the code and the card beside it."""
+        from tisa.hf import card
+
         super().save_pretrained(save_directory, **kwargs)
         if kwargs.get("is_main_process", True):
             card.write_remote_code(self, save_directory)
             card.write_card(self, save_directory)
 
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        from tisa.hf import card
+
         card.replace_template(self, working_dir)
         return super()._upload_modified_files(working_dir, *args, **kwargs)
 

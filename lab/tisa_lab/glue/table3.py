@@ -12,7 +12,6 @@ import transformers
 from tisa_lab.executors import Executor, InProcess, Leading, OnRay, Pool, follow, is_leader
 from tisa_lab.glue.batches import check_packable, tokenized
 from tisa_lab.glue.cell import Cell, Record
-from tisa_lab.glue.stacked import Stacked, check_stackable, stacks
 from tisa_lab.glue.starts import check_head
 from tisa_lab.glue.tasks import Data, read, task_named
 from tisa_lab.glue.training import Progress, Runner, make_start, started_as
@@ -72,13 +71,19 @@ class Place:
     def check(self, cells: Sequence[Cell]) -> None:
         """Refuse cells that cannot be run there."""
         if self.executor == "stacked":
+            from tisa_lab.glue.stacked import check_stackable
+
             check_stackable(list(dict.fromkeys(cell.model for cell in cells)))
             if any(cell.recipe.batches == "packed" for cell in cells):
                 raise ValueError('batches must be padded where executor is "stacked", got packed')
 
     def stacks(self, cells: Sequence[Cell]) -> list[list[Cell]] | None:
         """Return which cells are trained side by side; None where none are."""
-        return stacks(cells, self.stack) if self.executor == "stacked" else None
+        if self.executor != "stacked":
+            return None
+        from tisa_lab.glue.stacked import stacks
+
+        return stacks(cells, self.stack)
 
     def open(self, runner: Runner, progress: Progress) -> Executor:
         """Return the executor; it tells the progress of what is run in this process."""
@@ -91,6 +96,8 @@ class Place:
                 folder=runner.starts,
             )  # fmt: skip
         if self.executor == "stacked":
+            from tisa_lab.glue.stacked import Stacked
+
             return Stacked(seen, self.stack)
         return Leading(seen) if started_as() > 1 else InProcess(seen)
 
@@ -115,7 +122,11 @@ def run_cells(
             runner, lambda done, steps: view.inside(f"step {done:,} of {steps:,}")
         )
         shown = Shown(view, "cells", _said, left)
-        together = partial(stacks, size=place.stack) if place.executor == "stacked" else None
+        together = None
+        if place.executor == "stacked":
+            from tisa_lab.glue.stacked import stacks
+
+            together = partial(stacks, size=place.stack)
         return sweep(cells, records, executor, shown, together)
 
 
