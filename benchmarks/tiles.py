@@ -92,8 +92,8 @@ class Case:
         if kernel == "query":
             return [query]
         return [query, plan_backward._entries(
-            problem, problem.tiles.trained, self.sums, self.sides, self.scores_gradient,
-            plan_backward._query_programs(problem, True), plan_backward._slots(problem),
+            problem, problem.tiles.trained.block_m, self.sums, self.sides, self.scores_gradient,
+            plan_backward._query_programs(problem, True),
         )]  # fmt: skip
 
     def runner(self, kernel: str) -> Callable[[], object]:

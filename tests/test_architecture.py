@@ -107,6 +107,15 @@ def test_every_line_imports_only_from_lines_above(folder):
             assert rank[other] < rank[module], f"{module} imports {other}"
 
 
+def test_no_function_has_more_than_twenty_parameters():
+    # Triton's too: what belongs together is passed together (tisa/ops/triton/arguments.py).
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and path.is_relative_to(ROOT / "tisa"):
+                given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                assert len(given) <= 20, f"{path.relative_to(ROOT)}: {node.name}"
+
+
 def test_import_layers_hold():
     answer = subprocess.run(
         [Path(sys.executable).parent / "lint-imports", "--no-cache"],

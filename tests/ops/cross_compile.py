@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.tools.tensor_descriptor import TensorDescriptor
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
 
 from tisa.ops.triton import plan, plan_backward
 from tisa.ops.triton import problem as problems
@@ -25,41 +25,23 @@ from tisa.ops.triton.plan_backward import Gradients, Upstream
 from tisa.ops.triton.problem import Inputs, Problem, statistics_shape
 
 PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-TYPES = {
-    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32",
-    torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8",
-}  # fmt: skip
 
 
-def source(kernel, arguments):
-    """Return the kernel with the types of these arguments, and the compiler's options."""
-    signature, constants, attributes, options = {}, {}, {}, dict(arguments)
-    for number, parameter in enumerate(kernel.params):
-        value = options.pop(parameter.name)
-        name = parameter.name
-        if parameter.is_constexpr or value is None:
-            signature[name], constants[(number,)] = "constexpr", value
-        elif isinstance(value, TensorDescriptor):
-            kind = TYPES[value.base.dtype]
-            signature[name] = f"tensordesc<{kind}{list(value.block_shape)}>"
-        elif isinstance(value, torch.Tensor):
-            signature[name] = "*" + TYPES[value.dtype]
-            attributes[(number,)] = [["tt.divisibility", 16]]
-        elif isinstance(value, float):
-            signature[name] = "fp32"
-        else:
-            signature[name] = "i32" if abs(value) < 2**31 else "i64"
-            if value == 1 and not parameter.do_not_specialize:
-                signature[name], constants[(number,)] = "constexpr", 1
-            elif value % 16 == 0 and not parameter.do_not_specialize:
-                attributes[(number,)] = [["tt.divisibility", 16]]
+def source(kernel, arguments, target):
+    """Return the kernel as Triton's launcher would compile it, and the compiler's options."""
+    backend = make_backend(target)
+    bound = create_function_from_signature(kernel.signature, kernel.params, backend)(**arguments)
+    values, specialised, options = bound
+    _, signature, constants, attributes = kernel._pack_args(
+        backend, arguments, values, specialised, options
+    )
     return ASTSource(kernel, signature, constants, attributes), options
 
 
 def compiled(kernel, arguments, capability):
     """Return the compiled kernel and what the assembler reports of it."""
-    code, options = source(kernel, arguments)
     target = GPUTarget("cuda", capability, 32)
+    code, options = source(kernel, arguments, target)
     made = triton.compile(code, target=target, options=options)
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(made.asm["ptx"])

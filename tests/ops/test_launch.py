@@ -10,7 +10,9 @@ pytest.importorskip("triton", reason="the fused backend's launches")
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tisa.ops.triton import launching as launch
+from tisa.ops.triton.arguments import Fixed, Mask, Rules
 from tisa.ops.triton.launching import Described, Place, _alignment, _place, _template
+from tisa.ops.triton.problem import strided
 
 
 def fake(launcher, descriptors):
@@ -59,6 +61,21 @@ def test_a_template_is_filled_in_for_other_tensors():
     (given,) = launcher.calls
     assert given[:4] == (7, 1, 1, "stream")
     assert given[-4:] == (1000, 2032, 4, None)
+
+
+def test_addresses_inside_of_groups_are_filled_in_too():
+    launcher = Launcher()
+    kernel = SimpleNamespace(arg_names=["rules", "output", "FIXED"])
+    query, mask, output = torch.randn(4, 16), torch.randn(4), torch.empty(2, 1, 4, 16)
+    fixed = Fixed(16, 16, 16, 16, 16, 16, 1, False, "tf32", True)
+    rules = Rules(query, None, Mask(mask, 4, 0, 0, 1), None, None, None, 3, None, 0.5)
+    arguments = {"rules": rules, "output": strided(output), "FIXED": fixed}
+    tensors = (query, None, mask, output)
+    template = _template(fake(launcher, []), kernel, 1, arguments, tensors)
+    assert template is not None
+    template.among((1000, None, 2000, 3000))("stream")
+    filled = (1000, None, (2000, 4, 0, 0, 1), None, None, None, 3, None, 0.5)
+    assert launcher.calls[0][-3:] == (filled, (3000, 64, 64, 16), fixed)
 
 
 def test_descriptors_are_made_for_the_new_address(monkeypatch):

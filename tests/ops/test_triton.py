@@ -307,9 +307,9 @@ def test_only_what_is_needed_is_launched():
     assert list(launched((True, True, True, False))) == ["query_kernel", "key_kernel"]
     alone = launched((False, False, False, True))
     assert list(alone) == ["query_kernel", "entry_kernel"]
-    assert alone["query_kernel"]["grad_query"] is None
+    assert alone["query_kernel"]["written"].query is None
     frozen = launched((True, True, True, False))
-    assert frozen["query_kernel"]["sides"] is None
+    assert frozen["query_kernel"]["written"].sides is None
 
 
 @pytest.mark.parametrize("frozen", [(0,), (1, 2), (3,), (0, 1, 2)])

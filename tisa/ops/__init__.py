@@ -5,6 +5,7 @@ Backends are tested against the reference. Every line imports only from lines ab
     call.py        the validated call that every backend is given
     context.py     what goes on around a call: gradients, transforms, autocast
     dropout.py     which weights are dropped: a pure function of seed and place
+    schema.py      an operator of PyTorch whose inputs are a NamedTuple
     validation.py  arguments in, a call or an error out
     repeats.py     a call that was made before is not looked at again
     reference.py   the specification

@@ -9,16 +9,17 @@ on an accelerator that is a synchronisation, and no CUDA graph can hold it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tisa.offsets import Window, recentred
+from tisa.offsets import recentred
 from tisa.ops.blocks import Blocks
 from tisa.ops.call import Call
 from tisa.ops.context import needs_gradient, transformed, without_autocast
 from tisa.ops.dropout import dropout_seed
+from tisa.ops.schema import refuse_second_derivative, schema
 
 
 def refuses(call: Call) -> str | None:
@@ -31,9 +32,35 @@ def refuses(call: Call) -> str | None:
     return None
 
 
+class _Inputs(NamedTuple):
+    """The inputs of the operators: seven tensors, six numbers."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    vector: Tensor | None
+    mask: Tensor | None
+    seed: Tensor | None
+    cu_seqlens: Tensor | None
+    max_seqlen: int
+    query_start: int | None
+    left: int | None
+    right: int | None
+    scale: float
+    dropout_p: float
+
+
+class _Upstream(NamedTuple):
+    """What the backward pass is given besides the inputs."""
+
+    grad_output: Tensor
+    grad_lse: Tensor
+    norms: Tensor
+
+
 def attend(call: Call) -> tuple[Tensor, Tensor]:
     """Return the attention output in the query's dtype and the log-sum-exp of the logits."""
-    output, lse, _ = _forward(
+    inputs = _Inputs(
         call.query,
         call.key,
         call.value,
@@ -47,68 +74,39 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         call.scale,
         call.dropout_p,
     )
+    output, lse, _ = _forward(*inputs)
     return output, lse
 
 
-@torch.library.custom_op("tisa::chunked_forward", mutates_args=())
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    vector: Tensor | None,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    cu_seqlens: Tensor | None,
-    max_seqlen: int,
-    query_start: int | None,
-    left: int | None,
-    right: int | None,
-    scale: float,
-    dropout_p: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    output, lse, norms = _new_outputs(query, value)
-    with without_autocast(query.device):
-        for part in _sequences(cu_seqlens, max_seqlen, query_start):
-            blocks = part.blocks(
-                query, key, value, vector, mask, seed, (left, right), scale, dropout_p
-            )
-            blocks.forward(part.cut(output), part.cut(lse), part.cut(norms))
+@torch.library.custom_op("tisa::chunked_forward", mutates_args=(), schema=schema(3, _Inputs))
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    inputs = _Inputs(*arguments)
+    output, lse, norms = _new_outputs(inputs.query, inputs.value)
+    with without_autocast(inputs.query.device):
+        for part in _sequences(inputs):
+            part.blocks(inputs).forward(part.cut(output), part.cut(lse), part.cut(norms))
     return output, lse, norms
 
 
-@torch.library.custom_op("tisa::chunked_backward", mutates_args=())
-def _backward(
-    grad_output: Tensor,
-    grad_lse: Tensor,
-    norms: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    vector: Tensor | None,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    cu_seqlens: Tensor | None,
-    max_seqlen: int,
-    query_start: int | None,
-    left: int | None,
-    right: int | None,
-    scale: float,
-    dropout_p: float,
-    needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    gradients = _new_gradients(query, key, value, vector, needs)
-    with without_autocast(query.device):
+@torch.library.custom_op(
+    "tisa::chunked_backward",
+    mutates_args=(),
+    schema=schema(4, _Upstream, _Inputs, needs=list[bool]),
+)
+def _backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (grad_output, grad_lse, norms), inputs = _Upstream(*arguments[:3]), _Inputs(*arguments[3:-1])
+    needs = arguments[-1]
+    gradients = _new_gradients(inputs, needs)
+    with without_autocast(inputs.query.device):
         # The log-sum-exp of a blind query is −inf: whatever comes back through it goes nowhere.
         grad_lse = grad_lse.masked_fill(norms[..., 1] == 0, 0.0)
-        for part in _sequences(cu_seqlens, max_seqlen, query_start):
-            blocks = part.blocks(
-                query, key, value, vector, mask, seed, (left, right), scale, dropout_p
-            )
+        for part in _sequences(inputs):
             wanted = [
                 (part.cut_vector if i == 3 else part.cut)(gradient) if need else None
                 for i, (gradient, need) in enumerate(zip(gradients, needs, strict=True))
             ]
-            blocks.backward(part.cut(grad_output), part.cut(grad_lse), part.cut(norms), *wanted)
+            upstream = (part.cut(grad_output), part.cut(grad_lse), part.cut(norms))
+            part.blocks(inputs).backward(*upstream, *wanted)
     return gradients
 
 
@@ -122,41 +120,31 @@ def _new_outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return output, lse, norms
 
 
-def _new_gradients(
-    query: Tensor, key: Tensor, value: Tensor, vector: Tensor | None, needs: list[bool]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _new_gradients(inputs: _Inputs, needs: list[bool]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     def zeros(like: Tensor | None, need: bool) -> Tensor:
         # An operator cannot return "no tensor"; an empty one stands for it.
         if like is None or not need:
-            return query.new_zeros(0)
+            return inputs.query.new_zeros(0)
         return like.new_zeros(like.shape)
 
-    query_need, key_need, value_need, vector_need = needs
-    return (
-        zeros(query, query_need),
-        zeros(key, key_need),
-        zeros(value, value_need),
-        zeros(vector, vector_need),
-    )
+    query, key, value, vector = map(zeros, inputs[:4], needs)
+    return query, key, value, vector
 
 
 @_forward.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _new_outputs(query, value)
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    inputs = _Inputs(*arguments)
+    return _new_outputs(inputs.query, inputs.value)
 
 
 @_backward.register_fake
-def _(
-    grad_output: Tensor, grad_lse: Tensor, norms: Tensor, query: Tensor, key: Tensor,
-    value: Tensor, vector: Tensor | None, *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return _new_gradients(query, key, value, vector, rest[-1])
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _new_gradients(_Inputs(*arguments[3:-1]), arguments[-1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *tensors, max_seqlen, query_start, left, right, scale, dropout_p = inputs
-    ctx.save_for_backward(output[2], *tensors)
-    ctx.rest = (max_seqlen, query_start, left, right, scale, dropout_p)
+    ctx.save_for_backward(output[2], *inputs[:7])
+    ctx.rest = inputs[7:]
 
 
 def _differentiate(
@@ -171,13 +159,7 @@ def _differentiate(
 _forward.register_autograd(_differentiate, setup_context=_save)
 
 
-def _no_second_derivative(ctx: Any, *gradients: Tensor) -> NoReturn:
-    raise RuntimeError(
-        'tisa.attention: backend "chunked" has no second derivative; take backend="reference"'
-    )
-
-
-_backward.register_autograd(_no_second_derivative)
+refuse_second_derivative(_backward, "chunked")
 
 
 @dataclass
@@ -201,42 +183,28 @@ class _Part:
             return vector
         return recentred(vector, self.max_seqlen, self.length)
 
-    def blocks(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        vector: Tensor | None,
-        mask: Tensor | None,
-        seed: Tensor | None,
-        window: Window,
-        scale: float,
-        dropout_p: float,
-    ) -> Blocks:
+    def blocks(self, inputs: _Inputs) -> Blocks:
         """Return the blocks of this part."""
         return Blocks(
-            query=self.cut(query),
-            key=self.cut(key),
-            value=self.cut(value),
-            vector=self.cut_vector(vector),
-            mask=mask,
-            seed=seed,
+            query=self.cut(inputs.query),
+            key=self.cut(inputs.key),
+            value=self.cut(inputs.value),
+            vector=self.cut_vector(inputs.vector),
+            mask=inputs.mask,
+            seed=inputs.seed,
             first_token=self.first_token,
             query_start=self.query_start,
-            window=window,
-            scale=scale,
-            dropout_p=dropout_p,
+            window=(inputs.left, inputs.right),
+            scale=inputs.scale,
+            dropout_p=inputs.dropout_p,
         )
 
 
-def _sequences(
-    cu_seqlens: Tensor | None, max_seqlen: int, query_start: int | None
-) -> Iterator[_Part]:
-    if cu_seqlens is None:
-        yield _Part(0, None, max_seqlen, query_start)
+def _sequences(inputs: _Inputs) -> Iterator[_Part]:
+    if inputs.cu_seqlens is None:
+        yield _Part(0, None, inputs.max_seqlen, inputs.query_start)
         return
     # The one place where the host waits for the device: a loop needs to know where it ends.
-    ends = cu_seqlens.tolist()
-    for first, last in pairwise(ends):
+    for first, last in pairwise(inputs.cu_seqlens.tolist()):
         if last > first:
-            yield _Part(first, last - first, max_seqlen, 0)
+            yield _Part(first, last - first, inputs.max_seqlen, 0)

@@ -136,8 +136,13 @@ def _check_sequences(
             _refuse(name, f"of the query's dtype {query.dtype}", tensor.dtype, "cast one of them")
         if tensor.device != query.device:
             _refuse(name, f"on the query's device {query.device}", tensor.device, "move one")
-    length_axis = 0 if packed else 2
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+    _check_sizes(query, key, value, shapes, packed=packed)
+    _check_heads(query.shape[1], key.shape[1], value.shape[1], shapes, enable_gqa=enable_gqa)
+
+
+def _check_sizes(query: Tensor, key: Tensor, value: Tensor, shapes: str, *, packed: bool) -> None:
+    length_axis = 0 if packed else 2
     if query.shape[-1] != key.shape[-1] or query.shape[-1] == 0:
         _refuse("key", "as wide as the query, and at least 1", shapes, "project both alike")
     if value.shape[-1] == 0:
@@ -153,10 +158,14 @@ def _check_sequences(
         )
     if not packed and not query.shape[0] == key.shape[0] == value.shape[0]:
         _refuse("key and value", "of the query's batch size", shapes, "expand them")
-    heads, key_heads = query.shape[1], key.shape[1]
+
+
+def _check_heads(
+    heads: int, key_heads: int, value_heads: int, shapes: str, *, enable_gqa: bool
+) -> None:
     if heads == 0:
         _refuse("query", "of at least one head", shapes, "the heads are axis 1")
-    if key_heads != value.shape[1]:
+    if key_heads != value_heads:
         _refuse("value", "of as many heads as the key", shapes, "the heads are axis 1")
     if heads == key_heads:
         return

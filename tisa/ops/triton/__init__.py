@@ -2,6 +2,7 @@
 
 docs/attention.md derives it. Every line imports only from lines above it:
 
+    arguments.py       the arguments of the kernels, in groups that they share
     tiles.py           where a tile stands, what it adds to the logits
     forward.py         attention
     scores.py          the gradient of the score vector

@@ -3,12 +3,14 @@
 import triton
 import triton.language as tl
 
+from tisa.ops.triton.arguments import CHANGING
 from tisa.ops.triton.tiles import (
-    CHANGING,
     add_mask,
-    band_distances,
     band_ends,
+    band_of,
+    count_of,
     edge_scores,
+    frame_of,
     hide,
     kept,
     other_tile,
@@ -17,86 +19,69 @@ from tisa.ops.triton.tiles import (
     ranges,
     score_window,
     spread,
-    visible_distances,
+    store_rows,
 )
 
 
 @triton.jit(do_not_specialize=CHANGING)
 def forward_kernel(
-    query, key, value, scores, band, mask, seed, cu_seqlens, start_pointer, output, statistics,
-    output_b, output_h, output_n, mask_b, mask_h, mask_q, mask_k, statistics_row, statistics_size,
-    heads, tiles, queries, keys, start, left, right, shift, span,
-    scale, threshold, kept_scale,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, GROUP: tl.constexpr, KEY_MASK: tl.constexpr,
-    RAGGED: tl.constexpr, BACKWARDS: tl.constexpr, NEGATIVE: tl.constexpr, SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
+    query, key, value, rules, output, statistics, counts, queries, keys, start, FIXED: tl.constexpr
+):
     """Write the output and, for each query, the logarithm of its sum of weights to base 2.
 
-    `scale` is not negative and includes log2 e; NEGATIVE says that the caller's was. SPLIT keeps
-    the two terms of the logarithm apart. BACKWARDS starts the tiles with the most keys first.
+    The scale is not negative and includes log2 e; NEGATIVE says that the caller's was.
     """
-    tile = tl.program_id(0) % tiles
-    if BACKWARDS:
-        tile = tiles - 1 - tile
-    unit = tl.program_id(0) // tiles
-    _, head, batch, token, row, row_start, queries, keys, start = place(
-        unit, heads, cu_seqlens, start_pointer, start, queries, keys
-    )
+    BLOCK_M: tl.constexpr = FIXED.BLOCK_M
+    BLOCK_N: tl.constexpr = FIXED.BLOCK_N
+    VALUE_DIM: tl.constexpr = FIXED.VALUE_DIM
+    tile = tl.program_id(0) % counts.tiles
+    if FIXED.BACKWARDS:
+        tile = counts.tiles - 1 - tile
+    frame = frame_of(rules, queries, keys, start)
+    unit = tl.program_id(0) // counts.tiles
+    here = place(unit // counts.heads, unit % counts.heads, counts.heads, rules, frame)
     i0 = tile * BLOCK_M
-    if i0 >= queries:
+    if i0 >= here.queries:
         return
-    key_head = head // GROUP
-    one, other = band_ends(band, head)
-    if mask is not None:
-        mask += batch.to(tl.int64) * mask_b + head.to(tl.int64) * mask_h
-    q = tl.reshape(query.load([batch, head, token + i0, 0]), [BLOCK_M, DIM])
-    if NEGATIVE:
+    key_head = here.head // FIXED.GROUP
+    ends = band_ends(rules, here.head)
+    q = tl.reshape(query.load([here.batch, here.head, here.token + i0, 0]), [BLOCK_M, FIXED.DIM])
+    if FIXED.NEGATIVE:
         q = -q
-    near, far = visible_distances(start, left, right)
-    low, high = band_distances(scores, band, one, other, start, shift, span)
-    below, above = edge_scores(scores, head, low, high, shift, span)
-    first, a, b, c, d, last = ranges(i0, keys, near, far, low, high, BLOCK_M, BLOCK_N)
+    band = band_of(rules, ends, frame)
+    edges = edge_scores(rules, here.head, band, frame)
+    r = ranges(i0, here.keys, frame.near, frame.far, band.low, band.high, BLOCK_M, BLOCK_N)
     total = tl.zeros([BLOCK_M, VALUE_DIM], tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], -float("inf"), tl.float32)
     for phase in tl.static_range(2):
-        count = (b - a) + (d - c) if phase == 0 else (a - first) + (c - b) + (last - d)
-        for number in tl.range(0, count):
+        for number in tl.range(0, count_of(r, phase == 0)):
             if phase == 0:
-                j0 = plain_tile(number, a, b, c) * BLOCK_N
-                edge = tl.where(number < b - a, below, above)
+                j0 = plain_tile(number, r) * BLOCK_N
+                edge = tl.where(number < r.b - r.a, edges.below, edges.above)
             else:
-                j0 = other_tile(number, first, a, b, c, d) * BLOCK_N
+                j0 = other_tile(number, r) * BLOCK_N
             j0 = tl.multiple_of(j0, BLOCK_N)
-            if phase == 1 and scores is not None:
-                window = score_window(
-                    scores, head, j0 - i0, low, high, shift, span, BLOCK_M, BLOCK_N, False
-                )
-            k = tl.reshape(key.load([batch, key_head, token + j0, 0]), [BLOCK_N, DIM])
-            logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            if phase == 0 and mask is None:
+            if phase == 1 and rules.scores is not None:
+                window = score_window(rules, here.head, j0 - i0, band, frame, FIXED)
+            at = [here.batch, key_head, here.token + j0, 0]
+            k = tl.reshape(key.load(at), [BLOCK_N, FIXED.DIM])
+            logits = tl.dot(q, tl.trans(k), input_precision=FIXED.PRECISION)
+            if phase == 0 and rules.mask is None:
                 # What is added and the maximum are one number per row: one multiply-add each.
-                new_peak = tl.maximum(peak, tl.max(logits, 1) * scale + edge)
+                new_peak = tl.maximum(peak, tl.max(logits, 1) * rules.scale + edge)
                 finite = tl.where(new_peak == -float("inf"), 0.0, new_peak)
-                p = tl.exp2(logits * scale + (edge - finite)[:, None])
+                p = tl.exp2(logits * rules.scale + (edge - finite)[:, None])
             else:
-                logits = logits * scale
+                logits = logits * rules.scale
                 if phase == 0:
                     logits += edge
                 else:
-                    if scores is not None:
-                        logits += spread(window, BLOCK_M, BLOCK_N, False)
-                    logits = hide(
-                        logits, i0, j0, keys, near, far, left, right,
-                        BLOCK_M, BLOCK_N, False, RAGGED,
-                    )  # fmt: skip
-                if mask is not None:
-                    logits = add_mask(
-                        logits, mask, i0, j0, queries, keys, mask_q, mask_k,
-                        BLOCK_M, BLOCK_N, False, KEY_MASK,
-                    )  # fmt: skip
+                    if rules.scores is not None:
+                        logits += spread(window, FIXED)
+                    logits = hide(logits, rules, i0, j0, here.keys, frame, FIXED)
+                if rules.mask is not None:
+                    logits = add_mask(logits, rules.mask, here, here.head, i0, j0, FIXED)
                 new_peak = tl.maximum(peak, tl.max(logits, 1))
                 finite = tl.where(new_peak == -float("inf"), 0.0, new_peak)
                 p = tl.exp2(logits - finite[:, None])
@@ -104,30 +89,23 @@ def forward_kernel(
             weight = weight * shrink + tl.sum(p, 1)
             total = total * shrink[:, None]
             peak = new_peak
-            if seed is not None:
-                keep = kept(
-                    seed, batch, head, token + i0, token + j0, threshold, BLOCK_M, BLOCK_N, False
-                )
-                p = tl.where(keep, p, 0.0)
-            v = tl.reshape(value.load([batch, key_head, token + j0, 0]), [BLOCK_N, VALUE_DIM])
-            total = tl.dot(p.to(v.dtype), v, total, input_precision=PRECISION)
+            if rules.dropout is not None:
+                p = tl.where(kept(rules.dropout, here, here.head, i0, j0, FIXED), p, 0.0)
+            v = tl.reshape(value.load(at), [BLOCK_N, VALUE_DIM])
+            total = tl.dot(p.to(v.dtype), v, total, input_precision=FIXED.PRECISION)
 
     blind = weight == 0
     weight = tl.where(blind, 1.0, weight)
     i = i0 + tl.arange(0, BLOCK_M)
     # +inf makes every weight 0 when it is computed again: of blind queries and past the last one.
-    peak = tl.where(blind | (i >= queries), float("inf"), peak)
-    places = statistics + row.to(tl.int64) * statistics_row + row_start + i
-    if SPLIT:
+    peak = tl.where(blind | (i >= here.queries), float("inf"), peak)
+    places = statistics.pointer + here.row.to(tl.int64) * statistics.row + here.row_start + i
+    if FIXED.SPLIT:
         tl.store(places, peak)
-        tl.store(places + statistics_size, tl.log2(weight))
+        tl.store(places + statistics.size, tl.log2(weight))
     else:
         tl.store(places, peak + tl.log2(weight))
     total = total / weight[:, None]
-    if seed is not None:
-        total = total * kept_scale
-    column = tl.arange(0, VALUE_DIM)
-    output += batch.to(tl.int64) * output_b + head.to(tl.int64) * output_h
-    places = output + (token + i).to(tl.int64)[:, None] * output_n + column[None, :]
-    inside = (i < queries)[:, None] & (column < VALUE_WIDTH)[None, :]
-    tl.store(places, total.to(output.dtype.element_ty), mask=inside)
+    if rules.dropout is not None:
+        total = total * rules.dropout.kept_scale
+    store_rows(output, total, here, i0, here.queries, FIXED.VALUE_WIDTH)

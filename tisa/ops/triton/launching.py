@@ -20,6 +20,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tisa.ops.triton.arguments import Fixed
 from tisa.ops.triton.plan import Launch
 
 _Again = Callable[[int], None]
@@ -187,21 +188,26 @@ class Template(NamedTuple):
     enter: Callable[..., None]
     head: tuple[Any, ...]
     middle: tuple[Any, ...]
-    # Numbers as they are, a Place or a Described.
+    # As the kernel has them, each tensor a Place and each descriptor a Described.
     arguments: list[Any]
 
     def among(self, places: Sequence[int | None]) -> _Again:
         """Return what launches it on a stream for tensors that begin at these addresses."""
         flat: list[Any] = []
         for value in self.arguments:
-            if type(value) is Place:
-                flat.append(value.among(places))
-            elif type(value) is Described:
+            if type(value) is Described:
                 flat += value.among(places)
             else:
-                flat.append(value)
+                flat.append(_filled(value, places))
         enter, head, tail = self.enter, self.head, (*self.middle, *flat)
         return lambda stream: enter(*head, stream, *tail)
+
+
+def _filled(value: Any, places: Sequence[int | None]) -> Any:
+    """Return an argument with its addresses, also those inside of groups."""
+    if type(value) is Place:
+        return value.among(places)
+    return tuple(_filled(x, places) for x in value) if type(value) is tuple else value
 
 
 def _template(
@@ -221,22 +227,26 @@ def _template(
             # With descriptors among the arguments a Python function stands before the launcher.
             inner = inspect.getclosurevars(found).nonlocals
             enter, metadata = inner["launcher"], list(inner["tensordesc_meta"])
-        flat: list[Any] = []
-        for name in kernel.arg_names:
-            value = arguments[name]
-            if isinstance(value, TensorDescriptor):
-                place = _place(value.base, tensors)
-                about = (value.shape, value.strides, value.padding, metadata.pop(0))
-                flat.append(Described(place, *about))
-            else:
-                flat.append(_place(value, tensors) if isinstance(value, Tensor) else value)
+        given = [_left_open(arguments[name], tensors, metadata) for name in kernel.arg_names]
         middle = (
             compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, None, None,
             compiled.packed_metadata, None, None, None,
         )  # fmt: skip
     except (AttributeError, KeyError, IndexError, ImportError, TypeError):
         return None
-    return Template(enter, (programs, 1, 1), middle, flat)
+    return Template(enter, (programs, 1, 1), middle, given)
+
+
+def _left_open(value: Any, tensors: Sequence[Tensor | None], metadata: list[Any]) -> Any:
+    """Return an argument with its addresses left open; metadata: of the descriptors to come."""
+    if isinstance(value, Tensor):
+        return _place(value, tensors)
+    if isinstance(value, TensorDescriptor):
+        about = (value.shape, value.strides, value.padding, metadata.pop(0))
+        return Described(_place(value.base, tensors), *about)
+    if isinstance(value, tuple) and not isinstance(value, Fixed):
+        return tuple(_left_open(x, tensors, metadata) for x in value)
+    return value
 
 
 def _place(value: Tensor, tensors: Sequence[Tensor | None]) -> Place:

@@ -6,13 +6,14 @@ which gets there in half the time.
 """
 
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tisa.ops.context import needs_gradient, plain
 from tisa.ops.repeats import Repeat
+from tisa.ops.schema import refuse_second_derivative, schema
 from tisa.ops.triton import plan, plan_backward
 from tisa.ops.triton.launching import Known, known, launch, layout
 from tisa.ops.triton.plan_backward import Gradients, Upstream
@@ -134,76 +135,34 @@ def _new_gradients(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor, Tensor
     )
 
 
-@torch.library.custom_op("tisa::triton_forward", mutates_args=())
-def forward_operator(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scores: Tensor | None,
-    band: Tensor | None,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    cu_seqlens: Tensor | None,
-    start_pointer: Tensor | None,
-    max_seqlen: int,
-    start: int,
-    left: int | None,
-    right: int | None,
-    scale: float,
-    dropout_p: float,
-    inference: bool,
-) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op(
+    "tisa::triton_forward", mutates_args=(), schema=schema(2, Inputs, inference=bool)
+)
+def forward_operator(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Return the output and the statistics of each query."""
-    inputs = Inputs(
-        query, key, value, scores, band, mask, seed, cu_seqlens, start_pointer,
-        max_seqlen, start, left, right, scale, dropout_p,
-    )  # fmt: skip
-    return run_forward(prepared(inputs), inference=inference)
+    *inputs, inference = arguments
+    return run_forward(prepared(Inputs(*inputs)), inference=inference)
 
 
-@torch.library.custom_op("tisa::triton_backward", mutates_args=())
-def backward_operator(
-    grad_output: Tensor,
-    grad_statistics: Tensor | None,
-    output: Tensor,
-    statistics: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scores: Tensor | None,
-    band: Tensor | None,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    cu_seqlens: Tensor | None,
-    start_pointer: Tensor | None,
-    max_seqlen: int,
-    start: int,
-    left: int | None,
-    right: int | None,
-    scale: float,
-    dropout_p: float,
-    needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "tisa::triton_backward", mutates_args=(), schema=schema(4, Upstream, Inputs, needs=list[bool])
+)
+def backward_operator(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of query, key, value and scores."""
-    inputs = Inputs(
-        query, key, value, scores, band, mask, seed, cu_seqlens, start_pointer,
-        max_seqlen, start, left, right, scale, dropout_p,
-    )  # fmt: skip
-    upstream = Upstream(grad_output, grad_statistics, output, statistics)
-    return run_backward(prepared(inputs), upstream, (needs[0], needs[1], needs[2], needs[3]))
+    *inputs, needs = arguments[4:]
+    upstream = Upstream(*arguments[:4])
+    return run_backward(prepared(Inputs(*inputs)), upstream, tuple(needs))
 
 
 @forward_operator.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return _new_outputs(query, value, rest[4])
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    inputs = Inputs(*arguments[:-1])
+    return _new_outputs(inputs.query, inputs.value, inputs.cu_seqlens)
 
 
 @backward_operator.register_fake
-def _(
-    grad_output: Tensor, grad_statistics: Tensor | None, output: Tensor, statistics: Tensor,
-    *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    *inputs, needs = rest
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *inputs, needs = arguments[4:]
     return _new_gradients(Inputs(*inputs), needs)
 
 
@@ -232,13 +191,7 @@ def _differentiate(
 forward_operator.register_autograd(_differentiate, setup_context=_save)
 
 
-def _no_second_derivative(ctx: Any, *gradients: Tensor) -> NoReturn:
-    raise RuntimeError(
-        'tisa.attention: backend "triton" has no second derivative; take backend="reference"'
-    )
-
-
-backward_operator.register_autograd(_no_second_derivative)
+refuse_second_derivative(backward_operator, "triton")
 
 
 class Eager(torch.autograd.Function):

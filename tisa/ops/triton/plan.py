@@ -9,10 +9,11 @@ import torch
 import triton
 from torch import Tensor
 
+from tisa.ops.triton.arguments import Counts
 from tisa.ops.triton.configs import Tiles
 from tisa.ops.triton.decode import decode_kernel, merge_kernel
 from tisa.ops.triton.forward import forward_kernel
-from tisa.ops.triton.problem import Problem, batched
+from tisa.ops.triton.problem import Problem, batched, statistics_of, strided
 from tisa.ops.triton.tiles import LOG2E
 
 # Programs that a decoding step is cut into, keys that one of them reads at a time and at least.
@@ -35,37 +36,26 @@ def compiled_as(tiles: Tiles) -> dict[str, int]:
     return chosen
 
 
-def strides(name: str, tensor: Tensor | None) -> dict[str, int]:
-    """Return the strides of batch, head and position as three arguments."""
-    found = (0, 0, 0) if tensor is None else tensor.stride()[:3]
-    return dict(zip((f"{name}_b", f"{name}_h", f"{name}_n"), found, strict=True))
-
-
 def forward(problem: Problem, output: Tensor, statistics: Tensor) -> list[Launch]:
     """Return what fills the output and the statistics of each query."""
-    tiles, inputs = problem.tiles.forward, problem.inputs
-    output = batched(output) if problem.packed else output
+    tiles, scale = problem.tiles.forward, problem.inputs.scale
     count = problem.count(tiles.block_m)
     arguments = dict(
         query=problem.read("query", tiles.block_m),
         key=problem.read("key", tiles.block_n),
         value=problem.read("value", tiles.block_n),
-        output=output,
-        **strides("output", output),
-        statistics=statistics,
-        statistics_row=statistics.shape[2],
-        statistics_size=statistics[0].numel(),
-        heads=problem.heads,
-        tiles=count,
-        scale=abs(inputs.scale) * LOG2E.value,
-        BLOCK_M=tiles.block_m,
-        BLOCK_N=tiles.block_n,
-        VALUE_WIDTH=problem.value_width,
-        RAGGED=problem.ragged(tiles.block_n),
-        BACKWARDS=inputs.right is not None,
-        NEGATIVE=inputs.scale < 0,
-        **problem.common,
-        **problem.arithmetic,
+        rules=problem.rules._replace(scale=abs(scale) * LOG2E.value),
+        output=strided(batched(output) if problem.packed else output),
+        statistics=statistics_of(statistics),
+        counts=Counts(problem.heads, count),
+        **problem.lengths,
+        FIXED=problem.fixed(
+            tiles.block_m,
+            tiles.block_n,
+            RAGGED=problem.ragged(tiles.block_n),
+            BACKWARDS=problem.inputs.right is not None,
+            NEGATIVE=scale < 0,
+        ),
         **compiled_as(tiles),
     )
     return [Launch(forward_kernel, count * problem.sequences * problem.heads, arguments)]
@@ -90,54 +80,38 @@ def decode_numbers(problem: Problem) -> int:
 
 def decode(problem: Problem, output: Tensor, statistics: Tensor, scratch: Tensor) -> list[Launch]:
     """Return what fills both for inference with few queries; past the last nothing is written."""
-    query = problem.query
     rows, part, parts = _parts(problem)
     units = problem.sequences * problem.key_heads
     block = DECODE_KEYS if max(problem.dim, problem.value_dim) <= 128 else DECODE_KEYS // 2
     totals, weights = scratch.split(
         [units * parts * rows * problem.value_dim, units * parts * rows * 2]
     )
-    arithmetic = problem.arithmetic
-    split = arithmetic.pop("SPLIT")
+    fixed = problem.fixed(rows, block)
     parted = dict(
-        query=query,
-        **strides("query", query),
+        query=strided(problem.query),
         key=problem.read("key", block),
         value=problem.read("value", block),
+        rules=problem.rules._replace(scale=problem.inputs.scale * LOG2E.value),
         totals=totals,
         weights=weights,
         key_heads=problem.key_heads,
         parts=parts,
         part=part,
-        scale=problem.inputs.scale * LOG2E.value,
-        ROWS=rows,
-        BLOCK_N=block,
-        DIM=problem.dim,
-        VALUE_DIM=problem.value_dim,
-        WIDTH=problem.width,
-        **problem.places,
-        **problem.masking,
-        **arithmetic,
+        **problem.lengths,
+        FIXED=fixed,
         num_warps=4,
         num_stages=3 if problem.half else 1,
     )
     merged = dict(
         totals=totals,
         weights=weights,
-        output=output,
-        **strides("output", output),
-        statistics=statistics,
-        statistics_row=statistics.shape[2],
-        statistics_size=statistics[0].numel(),
+        output=strided(output),
+        statistics=statistics_of(statistics),
         heads=problem.heads,
         parts=parts,
         queries=problem.queries,
-        ROWS=rows,
         PARTS=triton.next_power_of_2(parts),
-        VALUE_DIM=problem.value_dim,
-        VALUE_WIDTH=problem.value_width,
-        GROUP=problem.group,
-        SPLIT=split,
+        FIXED=fixed,
         num_warps=4,
     )
     return [

@@ -7,17 +7,20 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tisa.ops.triton.arguments import Counts, Returned, Strided, Written
 from tisa.ops.triton.backward_key import key_kernel
 from tisa.ops.triton.backward_query import query_kernel
 from tisa.ops.triton.configs import SMALL, Tiles
-from tisa.ops.triton.plan import Launch, compiled_as, strides
+from tisa.ops.triton.plan import Launch, compiled_as
 from tisa.ops.triton.problem import (
     Problem,
     batched,
     describable,
     descriptor,
     row_descriptor,
+    statistics_of,
     statistics_shape,
+    strided,
 )
 from tisa.ops.triton.scores import entry_kernel
 from tisa.ops.triton.small import small_kernel
@@ -62,9 +65,8 @@ def _scratch(problem: Problem, wanted: tuple[bool, bool, bool, bool]) -> tuple[i
     _, rows, places = statistics_shape(problem.inputs.query, problem.inputs.cu_seqlens)
     sums = sides = 0
     if scores:
-        tiles, programs = problem.tiles.trained, problem.heads * _query_programs(problem, True)
-        sums = programs * _slots(problem) * tiles.block_m // 2
-        sides = programs * 2
+        programs = problem.heads * _query_programs(problem, True)
+        sums, sides = programs * _numbers(problem), programs * 2
     return rows * places, sums, sides
 
 
@@ -89,9 +91,8 @@ def backward(
     if gradients.scores is not None:
         launches.append(
             _entries(
-                problem, problem.tiles.trained, sums, sides, gradients.scores,
-                _query_programs(problem, True), _slots(problem),
-                both_sides=_both_sides(problem, upstream),
+                problem, problem.tiles.trained.block_m, sums, sides, gradients.scores,
+                _query_programs(problem, True), both_sides=_both_sides(problem, upstream),
             )
         )  # fmt: skip
     return launches
@@ -105,42 +106,37 @@ def _query(
     sums: Tensor,
     sides: Tensor,
 ) -> Launch:
-    statistics, trained = upstream.statistics, gradients.scores is not None
+    trained = gradients.scores is not None
     tiles = _query_tiles(problem, trained)
     programs = _query_programs(problem, trained)
     arguments = dict(
-        query=problem.query,
-        **strides("query", problem.query),
+        query=strided(problem.query),
         key=problem.read("key", tiles.block_n),
         value=problem.read("value", tiles.block_n),
-        output=upstream.output,
-        **strides("output", upstream.output),
-        grad_output=upstream.grad_output,
-        **strides("upstream", upstream.grad_output),
-        grad_statistics=upstream.grad_statistics,
-        statistics=statistics,
-        statistics_row=statistics.shape[2],
-        statistics_size=statistics[0].numel(),
-        delta=delta,
-        grad_query=gradients.query,
-        **strides("grad", gradients.query),
-        sums=sums if trained else None,
-        sides=sides if trained and problem.inputs.band is not None else None,
-        heads=problem.heads,
+        rules=problem.rules,
+        returned=Returned(
+            strided(upstream.output),
+            strided(upstream.grad_output),
+            statistics_of(upstream.statistics, upstream.grad_statistics),
+        ),
+        written=Written(
+            delta,
+            None if gradients.query is None else strided(gradients.query),
+            sums if trained else None,
+            sides if trained and problem.inputs.band is not None else None,
+        ),
+        counts=Counts(problem.heads, problem.count(tiles.block_m)),
         sequences=problem.sequences,
-        tiles=problem.count(tiles.block_m),
         programs=programs,
-        slots=_slots(problem),
-        scale=problem.inputs.scale,
-        BLOCK=tiles.block_m,
-        WIDTH=problem.width,
-        VALUE_WIDTH=problem.value_width,
-        RAGGED=problem.ragged(tiles.block_n),
-        BACKWARDS=problem.inputs.right is not None,
-        BOTH_SIDES=_both_sides(problem, upstream),
-        PARTS=tiles.parts,
-        **problem.common,
-        **problem.arithmetic,
+        **problem.lengths,
+        FIXED=problem.fixed(
+            tiles.block_m,
+            tiles.block_n,
+            RAGGED=problem.ragged(tiles.block_n),
+            BACKWARDS=problem.inputs.right is not None,
+            BOTH_SIDES=_both_sides(problem, upstream),
+            PARTS=tiles.parts,
+        ),
         **compiled_as(tiles),
     )
     return Launch(query_kernel, problem.heads * programs, arguments)
@@ -165,10 +161,10 @@ def _query_programs(problem: Problem, trained: bool) -> int:
     return triton.cdiv(items, triton.cdiv(items, most))
 
 
-def _slots(problem: Problem) -> int:
-    """Return how many slots of the query kernel's BLOCK / 2 distances a program may need."""
+def _numbers(problem: Problem) -> int:
+    """Return how many numbers a program of the query kernel may sum: `scores.numbers_of_sums`."""
     block = problem.tiles.query.block_m
-    return 2 * (problem.count(block) + problem.count(block, keys=True))
+    return (problem.count(block) + problem.count(block, keys=True)) * block
 
 
 def _key(
@@ -186,21 +182,13 @@ def _key(
         key=problem.read("key", tiles.block_n),
         value=problem.read("value", tiles.block_n),
         grad_output=descriptor(upstream.grad_output, tiles.block_m, problem.value_dim),
+        rules=problem.rules,
         **_rows(upstream.statistics, delta, tiles.block_m),
-        grad_key=grad_key,
-        grad_value=grad_value,
-        **strides("grad_key", grad_key),
-        **strides("grad_value", grad_value),
-        key_heads=problem.key_heads,
-        tiles=count,
-        scale=problem.inputs.scale,
-        BLOCK_M=tiles.block_m,
-        BLOCK_N=tiles.block_n,
-        WIDTH=problem.width,
-        VALUE_WIDTH=problem.value_width,
-        ONE_LOOP=one_loop,
-        **problem.common,
-        **problem.arithmetic,
+        grad_key=strided(grad_key),
+        grad_value=strided(grad_value),
+        counts=Counts(problem.key_heads, count),
+        **problem.lengths,
+        FIXED=problem.fixed(tiles.block_m, tiles.block_n, KEYS_FIRST=True, ONE_LOOP=one_loop),
         **compiled_as(tiles),
     )
     return Launch(key_kernel, count * problem.sequences * problem.key_heads, arguments)
@@ -208,31 +196,30 @@ def _key(
 
 def _entries(
     problem: Problem,
-    tiles: Tiles,
+    block: int,
     sums: Tensor,
     sides: Tensor | None,
     grad_scores: Tensor,
     programs: int,
-    slots: int,
     *,
-    one_tile: bool = False,
     both_sides: bool = False,
 ) -> Launch:
-    places = problem.places
+    """Return what adds up the programs' sums; without `sides` a sequence is one tile."""
     arguments = dict(
         sums=sums,
         sides=None if problem.inputs.band is None else sides,
         grad_scores=grad_scores,
-        heads=problem.heads,
+        # What it does not look at would only make it another kernel.
+        rules=problem.rules._replace(mask=None, dropout=None),
         programs=programs,
-        slots=slots,
-        BLOCK=tiles.block_m,
+        **problem.lengths,
+        BLOCK=block,
         ENTRIES=ENTRIES,
-        ONE_TILE=one_tile,
+        ONE_TILE=sides is None,
         BOTH_SIDES=both_sides,
-        **places,
     )
-    return Launch(entry_kernel, problem.heads * triton.cdiv(places["span"], ENTRIES), arguments)
+    span = problem.queries + problem.keys - 1
+    return Launch(entry_kernel, problem.heads * triton.cdiv(span, ENTRIES), arguments)
 
 
 def _small(
@@ -240,14 +227,12 @@ def _small(
 ) -> list[Launch]:
     tiles, programs = _small_tiles(problem), _small_programs(problem)
     block, scores = tiles.block_m, gradients.scores
-    grad_query, grad_key, grad_value = gradients[:3]
-    assert grad_query is not None
-    assert grad_key is not None
-    assert grad_value is not None
-    whole = not problem.packed and all(map(describable, (grad_query, grad_key, grad_value)))
+    wanted = [g for g in gradients[:3] if g is not None]
+    assert len(wanted) == 3
+    whole = not problem.packed and all(map(describable, wanted))
 
-    def written(tensor: Tensor, rows: int, width: int) -> Tensor | TensorDescriptor:
-        return descriptor(tensor, rows, width) if whole else tensor
+    def written(tensor: Tensor, width: int) -> Strided | TensorDescriptor:
+        return descriptor(tensor, block, width) if whole else strided(tensor)
 
     arguments = dict(
         query=problem.read("query", block),
@@ -255,32 +240,23 @@ def _small(
         value=problem.read("value", block),
         output=descriptor(upstream.output, block, problem.value_dim),
         grad_output=descriptor(upstream.grad_output, block, problem.value_dim),
-        grad_statistics=upstream.grad_statistics,
-        statistics=upstream.statistics,
-        statistics_row=upstream.statistics.shape[2],
-        grad_query=written(grad_query, block, problem.dim),
-        grad_key=written(grad_key, block, problem.dim),
-        grad_value=written(grad_value, block, problem.value_dim),
-        **strides("grad_query", grad_query),
-        **strides("grad_key", grad_key),
-        **strides("grad_value", grad_value),
+        rules=problem.rules,
+        statistics=statistics_of(upstream.statistics, upstream.grad_statistics),
+        grad_query=written(wanted[0], problem.dim),
+        grad_key=written(wanted[1], problem.dim),
+        grad_value=written(wanted[2], problem.value_dim),
         sums=None if scores is None else sums,
         heads=problem.heads,
         sequences=problem.sequences,
-        programs=programs,
-        scale=problem.inputs.scale,
-        BLOCK=block,
-        PARTS=tiles.parts,
-        WIDTH=problem.width,
-        VALUE_WIDTH=problem.value_width,
-        RAGGED=problem.ragged(block),
-        WHOLE=whole,
-        **problem.common,
+        **problem.lengths,
+        FIXED=problem.fixed(
+            block, block, RAGGED=problem.ragged(block), PARTS=tiles.parts, WHOLE=whole
+        ),
         **compiled_as(tiles),
     )
     launches = [Launch(small_kernel, problem.heads * programs, arguments)]
     if scores is not None:
-        launches.append(_entries(problem, tiles, sums, None, scores, programs, 4, one_tile=True))
+        launches.append(_entries(problem, block, sums, None, scores, programs))
     return launches
 
 

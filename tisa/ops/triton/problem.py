@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tisa.ops.dropout import kept_scale
+from tisa.ops.triton.arguments import Dropout, Fixed, Mask, Rules, Statistics, Strided
 from tisa.ops.triton.configs import TALLEST_TILE, Config, config
 from tisa.ops.triton.tiles import ROW_PADDING
 
@@ -68,58 +69,38 @@ class Problem:
         )
 
     @property
-    def places(self) -> dict[str, Any]:
-        """What says where queries and keys stand and what is hidden."""
+    def rules(self) -> Rules:
+        """How products of queries and keys become weights, with the caller's scale."""
         inputs = self.inputs
-        return dict(
-            scores=inputs.scores,
-            band=inputs.band,
-            start_pointer=inputs.start_pointer,
-            queries=self.queries,
-            keys=self.keys,
-            start=inputs.start,
-            left=inputs.left,
-            right=inputs.right,
-            shift=self.queries - 1,
-            span=self.queries + self.keys - 1,
-        )
-
-    @property
-    def masking(self) -> dict[str, Any]:
-        """The caller's mask, with strides 0 where one row stands for all."""
-        mask, strides = self.inputs.mask, [0, 0, 0, 0]
-        if mask is not None:
-            strides = [
+        mask, dropout = None, None
+        if inputs.mask is not None:
+            strides = (
                 0 if size == 1 else stride
-                for size, stride in zip(mask.shape, mask.stride(), strict=True)
-            ]
-            mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-        return dict(zip(("mask_b", "mask_h", "mask_q", "mask_k"), strides, strict=True), mask=mask)
+                for size, stride in zip(inputs.mask.shape, inputs.mask.stride(), strict=True)
+            )
+            is_bool = inputs.mask.dtype == torch.bool
+            mask = Mask(inputs.mask.view(torch.uint8) if is_bool else inputs.mask, *strides)
+        if inputs.seed is not None:
+            threshold = min(int(inputs.dropout_p * 2**31), 2**31 - 1)
+            dropout = Dropout(inputs.seed, threshold, kept_scale(inputs.dropout_p))
+        return Rules(
+            inputs.scores, inputs.band, mask, dropout, inputs.cu_seqlens, inputs.start_pointer,
+            inputs.left, inputs.right, inputs.scale,
+        )  # fmt: skip
 
     @property
-    def common(self) -> dict[str, Any]:
-        """The arguments of every kernel that computes weights for training."""
-        inputs = self.inputs
-        return dict(
-            **self.places,
-            **self.masking,
-            seed=inputs.seed,
-            cu_seqlens=inputs.cu_seqlens,
-            threshold=min(int(inputs.dropout_p * 2**31), 2**31 - 1),
-            kept_scale=kept_scale(inputs.dropout_p),
-            DIM=self.dim,
-            VALUE_DIM=self.value_dim,
-            KEY_MASK=inputs.mask is not None and inputs.mask.shape[2] == 1,
-        )
+    def lengths(self) -> dict[str, int]:
+        """The numbers of a call that change from call to call."""
+        return {"queries": self.queries, "keys": self.keys, "start": self.inputs.start}
 
-    @property
-    def arithmetic(self) -> dict[str, Any]:
-        """How numbers are multiplied, and what the forward pass keeps of each query."""
-        return dict(
-            GROUP=self.group,
-            SPLIT=not self.half,
-            PRECISION=precision(self.query.dtype, max(self.dim, self.value_dim)),
-        )
+    def fixed(self, block_m: int, block_n: int, **others: Any) -> Fixed:
+        """Return what the compiler is to know of a kernel with such tiles."""
+        mask = self.inputs.mask
+        return Fixed(
+            block_m, block_n, self.dim, self.value_dim, self.width, self.value_width, self.group,
+            not self.half, precision(self.query.dtype, max(self.dim, self.value_dim)),
+            mask is not None and mask.shape[2] == 1, **others,
+        )  # fmt: skip
 
     def read(self, name: str, rows: int) -> TensorDescriptor:
         """Return a descriptor of query, key or value in tiles of that many rows."""
@@ -210,6 +191,16 @@ def descriptor(tensor: Tensor, rows: int, width: int) -> TensorDescriptor:
     ]
     strides[-1] = 1
     return TensorDescriptor(tensor, list(tensor.shape), strides, [1, 1, rows, width])
+
+
+def strided(tensor: Tensor) -> Strided:
+    """Return (batch, heads, length, dim) as kernels read it without a descriptor."""
+    return Strided(tensor, *tensor.stride()[:3])
+
+
+def statistics_of(tensor: Tensor, gradient: Tensor | None = None) -> Statistics:
+    """Return what the forward pass keeps of each query as kernels read it."""
+    return Statistics(tensor, tensor.shape[2], tensor[0].numel(), gradient)
 
 
 def row_descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:

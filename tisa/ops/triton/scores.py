@@ -13,10 +13,20 @@ edge. What is above the band is what is missing to 0: each row of dS sums to 0 (
 log-sum-exp has a gradient too, to that; then both sides are summed).
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from tisa.ops.triton.tiles import CHANGING, band_distances, band_ends, visible_distances
+from tisa.ops.triton.arguments import CHANGING
+from tisa.ops.triton.tiles import band_ends, band_of, frame_of
+
+
+class Diagonals(NamedTuple):
+    """The diagonals of tiles that reach into the band: the first, and the first after them."""
+
+    first: Any
+    end: Any
 
 
 @triton.jit
@@ -25,13 +35,19 @@ def _floor(x, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def diagonals(low, high, near, far, queries, keys, BLOCK: tl.constexpr):
-    """Return the first diagonal of tiles that reaches into the band, and how many there are."""
-    first = tl.maximum(_floor(low + 1, BLOCK), _floor(near, BLOCK))
-    first = tl.maximum(first, 1 - tl.cdiv(queries, BLOCK))
-    last = tl.minimum(_floor(high + BLOCK - 2, BLOCK), _floor(far + BLOCK - 1, BLOCK))
-    last = tl.minimum(last, tl.cdiv(keys, BLOCK) - 1)
-    return first, tl.maximum(last - first + 1, 0)
+def diagonals(band, frame, BLOCK: tl.constexpr):
+    """Return the diagonals of tiles that reach into the band."""
+    first = tl.maximum(_floor(band.low + 1, BLOCK), _floor(frame.near, BLOCK))
+    first = tl.maximum(first, 1 - tl.cdiv(frame.queries, BLOCK))
+    last = tl.minimum(_floor(band.high + BLOCK - 2, BLOCK), _floor(frame.far + BLOCK - 1, BLOCK))
+    last = tl.minimum(last, tl.cdiv(frame.keys, BLOCK) - 1)
+    return Diagonals(first, tl.maximum(last + 1, first))
+
+
+@triton.jit
+def numbers_of_sums(frame, BLOCK: tl.constexpr):
+    """Return how many numbers the sums of one program take at most: `plan_backward._numbers`."""
+    return (tl.cdiv(frame.queries, BLOCK) + tl.cdiv(frame.keys, BLOCK)) * BLOCK
 
 
 @triton.jit
@@ -95,25 +111,26 @@ def all_parts(x, BLOCK: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
-def clear(sums, count, BLOCK: tl.constexpr):
+def clear(sums, inside, BLOCK: tl.constexpr):
     """Set a program's sums to 0."""
-    for slot in tl.range(0, count + 1):
+    for slot in tl.range(0, inside.end - inside.first + 1):
         tl.store(sums + slot * BLOCK + tl.arange(0, BLOCK), tl.zeros([BLOCK], tl.float32))
 
 
 @triton.jit
-def outside(sums, first, count, low, high, BLOCK: tl.constexpr):
+def outside(sums, inside, band, BLOCK: tl.constexpr):
     """Return what a program has summed of distances below the band, and above it.
 
     Those are in the four slots at either end.
     """
     number = tl.arange(0, 2 * BLOCK)
-    d = (first - 1) * BLOCK + number
-    there = (d < low) & (number < (count + 1) * BLOCK)
+    total = (inside.end - inside.first + 1) * BLOCK
+    d = (inside.first - 1) * BLOCK + number
+    there = (d < band.low) & (number < total)
     below = tl.load(sums + number, mask=there, other=0.0)
-    number = (count + 1) * BLOCK - 1 - number
-    d = (first - 1) * BLOCK + number
-    above = tl.load(sums + number, mask=(d > high) & (number >= 0), other=0.0)
+    number = total - 1 - number
+    d = (inside.first - 1) * BLOCK + number
+    above = tl.load(sums + number, mask=(d > band.high) & (number >= 0), other=0.0)
     return tl.sum(below, 0), tl.sum(above, 0)
 
 
@@ -141,8 +158,7 @@ def _sum_of_sides(sides, programs):
 
 @triton.jit(do_not_specialize=CHANGING)
 def entry_kernel(
-    sums, sides, scores, band, start_pointer, grad_scores,
-    heads, programs, slots, queries, keys, start, left, right, shift, span,
+    sums, sides, grad_scores, rules, programs, queries, keys, start,
     BLOCK: tl.constexpr, ENTRIES: tl.constexpr, ONE_TILE: tl.constexpr, BOTH_SIDES: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of ENTRIES entries of a head's score vector.
@@ -151,44 +167,44 @@ def entry_kernel(
     otherwise in it. ONE_TILE: a sequence is one tile (small.py), and there are no `sides`.
     """
     AHEAD: tl.constexpr = 2048 // ENTRIES
-    blocks = tl.cdiv(span, ENTRIES)
+    frame = frame_of(rules, queries, keys, start)
+    blocks = tl.cdiv(frame.span, ENTRIES)
     head = tl.program_id(0) // blocks
-    lowest = (tl.program_id(0) % blocks) * ENTRIES - shift
+    lowest = (tl.program_id(0) % blocks) * ENTRIES - frame.shift
     d = lowest + tl.arange(0, ENTRIES)
-    if start_pointer is not None:
-        start = tl.load(start_pointer).to(tl.int32)
-    near, far = visible_distances(start, left, right)
-    one, other = band_ends(band, head)
-    low, high = band_distances(scores, band, one, other, start, shift, span)
+    band = band_of(rules, band_ends(rules, head), frame)
     total = tl.zeros([ENTRIES], tl.float32)
-    if (lowest <= high) & (lowest + ENTRIES > low):
-        if ONE_TILE:
-            first, count = 0, 1
-        else:
-            first, count = diagonals(low, high, near, far, queries, keys, BLOCK)
-        c = d - (first - 1) * BLOCK
-        there = (c >= 0) & (c < (count + 1) * BLOCK) & (count > 0) & (d >= low) & (d <= high)
-        sums += (head * programs).to(tl.int64) * slots * (BLOCK // 2)
+    if (lowest <= band.high) & (lowest + ENTRIES > band.low):
+        inside = Diagonals(0, 1)
+        if not ONE_TILE:
+            inside = diagonals(band, frame, BLOCK)
+        several = inside.end - inside.first
+        c = d - (inside.first - 1) * BLOCK
+        there = (c >= 0) & (c < (several + 1) * BLOCK) & (several > 0)
+        there = there & (d >= band.low) & (d <= band.high)
+        each = numbers_of_sums(frame, BLOCK)
+        sums += (head * programs).to(tl.int64) * each
         # Many programs at a time, so that their loads are under way together.
         ahead = tl.arange(0, AHEAD)[:, None]
         for begin in tl.range(0, programs, AHEAD):
-            row = (begin + ahead).to(tl.int64) * slots * (BLOCK // 2)
+            row = (begin + ahead).to(tl.int64) * each
             read = there[None, :] & (begin + ahead < programs)
             total += tl.sum(tl.load(sums + row + c[None, :], mask=read, other=0.0), 0)
-        if band is not None:
-            if (low >= lowest) & (low < lowest + ENTRIES):
+        if rules.band is not None:
+            if (band.low >= lowest) & (band.low < lowest + ENTRIES):
                 if ONE_TILE:
-                    held = _sums_of_one_tile(sums, -BLOCK, low - 1, programs, BLOCK)
+                    held = _sums_of_one_tile(sums, -BLOCK, band.low - 1, programs, BLOCK)
                 else:
                     held = _sum_of_sides(sides + head * programs * 2, programs)
-                total += tl.where(d == low, held, 0.0)
-            if (high >= lowest) & (high < lowest + ENTRIES):
+                total += tl.where(d == band.low, held, 0.0)
+            if (band.high >= lowest) & (band.high < lowest + ENTRIES):
                 if ONE_TILE:
-                    held = _sums_of_one_tile(sums, high + 1, BLOCK, programs, BLOCK)
+                    held = _sums_of_one_tile(sums, band.high + 1, BLOCK, programs, BLOCK)
                 else:
                     held = _sum_of_sides(sides + head * programs * 2 + 1, programs)
                     if not BOTH_SIDES:
                         held = -(held + _sum_of_sides(sides + head * programs * 2, programs))
-                total += tl.where(d == high, held, 0.0)
-    entry = d + shift
-    tl.store(grad_scores + head.to(tl.int64) * span + entry, total, mask=entry < span)
+                total += tl.where(d == band.high, held, 0.0)
+    entry = d + frame.shift
+    places = grad_scores + head.to(tl.int64) * frame.span + entry
+    tl.store(places, total, mask=entry < frame.span)

@@ -9,123 +9,100 @@ read, which at these lengths costs more than the arithmetic.
 import triton
 import triton.language as tl
 
+from tisa.ops.triton.arguments import CHANGING
 from tisa.ops.triton.scores import all_parts, diagonal_sums, distances
 from tisa.ops.triton.tiles import (
-    CHANGING,
     FARTHEST,
     LOG2E,
     add_mask,
-    band_distances,
     band_ends,
+    frame_of,
     hide,
     kept,
     place,
     score_window,
     spread,
-    visible_distances,
+    store_rows,
+    within_vector,
 )
+
+
+@triton.jit
+def written(gradient, tile, here, length, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
+    """Store the gradient of one sequence."""
+    if WHOLE:
+        tile = tl.reshape(tile.to(gradient.dtype), [1, 1, tile.shape[0], tile.shape[1]])
+        gradient.store([here.batch, here.head, 0, 0], tile)
+    else:
+        store_rows(gradient, tile, here, 0, length, WIDTH)
 
 
 @triton.jit(do_not_specialize=CHANGING)
 def small_kernel(
-    query, key, value, output, grad_output, scores, band, mask, seed, cu_seqlens, start_pointer,
-    grad_statistics, statistics, grad_query, grad_key, grad_value, sums,
-    grad_query_b, grad_query_h, grad_query_n, grad_key_b, grad_key_h, grad_key_n,
-    grad_value_b, grad_value_h, grad_value_n, mask_b, mask_h, mask_q, mask_k, statistics_row,
-    heads, sequences, programs, queries, keys, start, left, right, shift, span,
-    scale, threshold, kept_scale,
-    BLOCK: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, KEY_MASK: tl.constexpr, RAGGED: tl.constexpr, WHOLE: tl.constexpr,
-    PARTS: tl.constexpr,
+    query, key, value, output, grad_output, rules, statistics, grad_query, grad_key, grad_value,
+    sums, heads, sequences, queries, keys, start, FIXED: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of query, key and value and the sums of a share of the batch.
 
     WHOLE: gradients are stored through descriptors, whose addresses take no registers; not so
     packed sequences, where a tile reaches into the next one.
     """
+    BLOCK: tl.constexpr = FIXED.BLOCK_M
+    programs = tl.num_programs(0) // heads
     head = tl.program_id(0) // programs
-    scale2 = scale * LOG2E
+    scale2 = rules.scale * LOG2E
     i = tl.arange(0, BLOCK)
-    column = tl.arange(0, DIM)
-    value_column = tl.arange(0, VALUE_DIM)
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
-    all_queries = queries
-    all_keys = keys
     for number in tl.range(tl.program_id(0) % programs, sequences, programs):
-        _, _, batch, token, row, row_start, queries, keys, begin = place(
-            number * heads + head, heads, cu_seqlens, start_pointer, start, all_queries, all_keys
-        )
-        near, far = visible_distances(begin, left, right)
-        q = tl.reshape(query.load([batch, head, token, 0]), [BLOCK, DIM])
-        grad = tl.reshape(grad_output.load([batch, head, token, 0]), [BLOCK, VALUE_DIM])
-        o = tl.reshape(output.load([batch, head, token, 0]), [BLOCK, VALUE_DIM])
-        places = row.to(tl.int64) * statistics_row + row_start + i
-        norm = tl.load(statistics + places, mask=i < queries, other=float("inf"))
+        frame = frame_of(rules, queries, keys, start)
+        here = place(number, head, heads, rules, frame)
+        at = [here.batch, head, here.token, 0]
+        q = tl.reshape(query.load(at), [BLOCK, FIXED.DIM])
+        grad = tl.reshape(grad_output.load(at), [BLOCK, FIXED.VALUE_DIM])
+        o = tl.reshape(output.load(at), [BLOCK, FIXED.VALUE_DIM])
+        places = here.row.to(tl.int64) * statistics.row + here.row_start + i
+        is_query = i < here.queries
+        norm = tl.load(statistics.pointer + places, mask=is_query, other=float("inf"))
         dot = tl.sum(o.to(tl.float32) * grad.to(tl.float32), 1)
-        if grad_statistics is not None:
-            dot -= tl.load(grad_statistics + places, mask=i < queries, other=0.0) * LOG2E
-        dot = tl.where(i < queries, dot, 0.0)
-        k = tl.reshape(key.load([batch, head, token, 0]), [BLOCK, DIM])
-        v = tl.reshape(value.load([batch, head, token, 0]), [BLOCK, VALUE_DIM])
+        if statistics.gradient is not None:
+            dot -= tl.load(statistics.gradient + places, mask=is_query, other=0.0) * LOG2E
+        dot = tl.where(is_query, dot, 0.0)
+        k = tl.reshape(key.load(at), [BLOCK, FIXED.DIM])
+        v = tl.reshape(value.load(at), [BLOCK, FIXED.VALUE_DIM])
         logits = tl.dot(q, tl.trans(k)) * scale2
-        if scores is not None:
+        if rules.scores is not None:
             # Not before the loop: there they would take registers that are spilled then. Nor does
             # the compiler move them, since it cannot know that this is 0.
             zero = tl.minimum(number, 0)
-            one, other = band_ends(band, head)
-            if band is None:
+            ends = band_ends(rules, head)
+            if rules.band is None:
                 # A band all the same: without one the assembler spills three times as much.
-                one = zero - FARTHEST
-                other = FARTHEST - zero
-            low, high = band_distances(scores, scores, one, other, begin, shift, span)
-            window = score_window(scores, head, zero, low, high, shift, span, BLOCK, BLOCK, False)
-            logits += spread(window, BLOCK, BLOCK, False)
-        logits = hide(logits, 0, 0, keys, near, far, left, right, BLOCK, BLOCK, False, RAGGED)
-        if mask is not None:
-            here = mask + batch.to(tl.int64) * mask_b + head.to(tl.int64) * mask_h
-            logits = add_mask(
-                logits, here, 0, 0, queries, keys, mask_q, mask_k, BLOCK, BLOCK, False, KEY_MASK
-            )
+                ends = (zero - FARTHEST, FARTHEST - zero)
+            band = within_vector(ends, frame)
+            logits += spread(score_window(rules, head, zero, band, frame, FIXED), FIXED)
+        logits = hide(logits, rules, 0, 0, here.keys, frame, FIXED)
+        if rules.mask is not None:
+            logits = add_mask(logits, rules.mask, here, head, 0, 0, FIXED)
         p = tl.exp2(logits - norm[:, None])
         grad_p = tl.dot(grad, tl.trans(v))
         dropped = p
-        if seed is not None:
-            keep = kept(seed, batch, head, token, token, threshold, BLOCK, BLOCK, False)
-            grad_p = tl.where(keep, grad_p * kept_scale, 0.0)
-            dropped = tl.where(keep, p * kept_scale, 0.0)
+        if rules.dropout is not None:
+            keep = kept(rules.dropout, here, head, 0, 0, FIXED)
+            grad_p = tl.where(keep, grad_p * rules.dropout.kept_scale, 0.0)
+            dropped = tl.where(keep, p * rules.dropout.kept_scale, 0.0)
         grad_v = tl.dot(tl.trans(dropped.to(grad.dtype)), grad)
         grad_logits = p * (grad_p - dot[:, None])
         total += grad_logits
         narrow = grad_logits.to(q.dtype)
-        grad_k = tl.dot(tl.trans(narrow), q) * scale
-        grad_q = tl.dot(narrow, k) * scale
-
-        if WHOLE:
-            grad_value.store(
-                [batch, head, 0, 0], tl.reshape(grad_v.to(q.dtype), [1, 1, BLOCK, VALUE_DIM])
-            )
-            grad_key.store([batch, head, 0, 0], tl.reshape(grad_k.to(q.dtype), [1, 1, BLOCK, DIM]))
-            grad_query.store(
-                [batch, head, 0, 0], tl.reshape(grad_q.to(q.dtype), [1, 1, BLOCK, DIM])
-            )
-        else:
-            spots = (token + i).to(tl.int64)[:, None]
-            out = grad_value + batch.to(tl.int64) * grad_value_b + head.to(tl.int64) * grad_value_h
-            out = out + spots * grad_value_n + value_column[None, :]
-            inside = (i < keys)[:, None] & (value_column < VALUE_WIDTH)[None, :]
-            tl.store(out, grad_v.to(q.dtype), mask=inside)
-            out = grad_key + batch.to(tl.int64) * grad_key_b + head.to(tl.int64) * grad_key_h
-            out = out + spots * grad_key_n + column[None, :]
-            inside = (i < keys)[:, None] & (column < WIDTH)[None, :]
-            tl.store(out, grad_k.to(q.dtype), mask=inside)
-            out = grad_query + batch.to(tl.int64) * grad_query_b + head.to(tl.int64) * grad_query_h
-            out = out + spots * grad_query_n + column[None, :]
-            inside = (i < queries)[:, None] & (column < WIDTH)[None, :]
-            tl.store(out, grad_q.to(q.dtype), mask=inside)
+        grad_k = tl.dot(tl.trans(narrow), q) * rules.scale
+        grad_q = tl.dot(narrow, k) * rules.scale
+        written(grad_value, grad_v, here, here.keys, FIXED.VALUE_WIDTH, FIXED.WHOLE)
+        written(grad_key, grad_k, here, here.keys, FIXED.WIDTH, FIXED.WHOLE)
+        written(grad_query, grad_q, here, here.queries, FIXED.WIDTH, FIXED.WHOLE)
     if sums is not None:
-        slots = diagonal_sums(total, 0, BLOCK, PARTS)
-        is_first = tl.arange(0, BLOCK * PARTS // 2) // PARTS % PARTS == 0
+        slots = diagonal_sums(total, 0, BLOCK, FIXED.PARTS)
+        is_first = tl.arange(0, BLOCK * FIXED.PARTS // 2) // FIXED.PARTS % FIXED.PARTS == 0
         sums += tl.program_id(0).to(tl.int64) * (2 * BLOCK)
         for number in tl.static_range(4):
-            spots = sums + distances(number, BLOCK, PARTS)
-            tl.store(spots, all_parts(slots[number], BLOCK, PARTS), mask=is_first)
+            spots = sums + distances(number, BLOCK, FIXED.PARTS)
+            tl.store(spots, all_parts(slots[number], BLOCK, FIXED.PARTS), mask=is_first)

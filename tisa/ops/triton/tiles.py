@@ -15,6 +15,8 @@ from the vector. A kernel runs one loop over the plain tiles and one over the ot
 with a branch where that needs fewer registers.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -24,109 +26,171 @@ LOG2E = tl.constexpr(1.4426950408889634)
 ROW_PADDING = tl.constexpr(132)
 # Beyond every distance; sums of two of them still fit an int32.
 FARTHEST = tl.constexpr(2**29)
-# Integers that change from call to call; compiled for each value's properties, a kernel would be
-# compiled anew again and again.
-CHANGING = [
-    "queries", "keys", "start", "left", "right", "shift", "span", "threshold", "sequences", "slots",
-    "part", "parts", "programs",
-]  # fmt: skip
+
+
+class Frame(NamedTuple):
+    """Numbers of the whole call: lengths, query_start, visible distances, the score vector's."""
+
+    queries: Any
+    keys: Any
+    start: Any
+    near: Any
+    far: Any
+    shift: Any
+    span: Any
+
+
+class Place(NamedTuple):
+    """Where one (sequence, head) lies and how long it is.
+
+    The coordinates of its first row in (batch, heads, length, dim); the row of the statistics and
+    the first place in it; lengths.
+    """
+
+    batch: Any
+    head: Any
+    token: Any
+    row: Any
+    row_start: Any
+    queries: Any
+    keys: Any
+
+
+class Band(NamedTuple):
+    """The distances at the ends of a head's band."""
+
+    low: Any
+    high: Any
+
+
+class Edges(NamedTuple):
+    """The scores below and above the band, in units of log 2."""
+
+    below: Any
+    above: Any
+
+
+class Ranges(NamedTuple):
+    """The kinds of tiles along a row, in tiles: see above."""
+
+    first: Any
+    a: Any
+    b: Any
+    c: Any
+    d: Any
+    last: Any
 
 
 @triton.jit
-def place(unit, heads, cu_seqlens, start_pointer, start, queries, keys):
-    """Return where one (sequence, head) lies and how long it is.
+def frame_of(rules, queries, keys, start):
+    """Return the numbers of the whole call; of packed sequences, of the longest."""
+    if rules.cu_seqlens is not None:
+        start = 0
+    elif rules.start is not None:
+        start = tl.load(rules.start).to(tl.int32)
+    near = -FARTHEST
+    far = FARTHEST
+    if rules.left is not None:
+        near = tl.maximum(start - rules.left, -FARTHEST)
+    if rules.right is not None:
+        far = tl.minimum(start + rules.right, FARTHEST)
+    return Frame(queries, keys, start, near, far, queries - 1, queries + keys - 1)
 
-    sequence, head; the coordinates of its first row in (batch, heads, length, dim); the row of the
-    statistics and the first place in it; lengths; query_start.
-    """
-    sequence = unit // heads
-    head = unit % heads
-    if cu_seqlens is not None:
-        token = tl.load(cu_seqlens + sequence)
-        queries = tl.load(cu_seqlens + sequence + 1) - token
+
+@triton.jit
+def place(sequence, head, heads, rules, frame):
+    """Return where one (sequence, head) lies."""
+    if rules.cu_seqlens is not None:
+        token = tl.load(rules.cu_seqlens + sequence)
+        length = tl.load(rules.cu_seqlens + sequence + 1) - token
         row_start = (token + 3) // 4 * 4 + sequence * ROW_PADDING
         row_start = tl.multiple_of(row_start, 4)
-        none = sequence * 0
-        return sequence, head, none, token, head, row_start, queries, queries, none
-    if start_pointer is not None:
-        start = tl.load(start_pointer).to(tl.int32)
-    return sequence, head, sequence, 0, unit, 0, queries, keys, start
+        return Place(sequence * 0, head, token, head, row_start, length, length)
+    else:
+        return Place(sequence, head, 0, sequence * heads + head, 0, frame.queries, frame.keys)
 
 
 @triton.jit
-def rows(
-    pointer, batch, head, first, count, stride_b, stride_h, stride_n,
-    BLOCK: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Return BLOCK rows of one head, zeros from row `count` on.
+def row_places(tensor, place, i, column):
+    """Return the addresses of some columns of some rows of one head."""
+    pointer = tensor.pointer + tl.cast(place.batch, tl.int64) * tensor.batch
+    pointer += place.head.to(tl.int64) * tensor.head
+    return pointer + i.to(tl.int64)[:, None] * tensor.row + column[None, :]
+
+
+@triton.jit
+def rows(tensor, place, first, BLOCK: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """Return BLOCK queries of one head from the first on, zeros past the last.
 
     For what a program reads once. Through a descriptor one such tile would be waited for before the
     next is asked for; these are under way together.
     """
     i = tl.arange(0, BLOCK)
     column = tl.arange(0, DIM)
-    pointer += batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h
-    places = pointer + (first + i).to(tl.int64)[:, None] * stride_n + column[None, :]
-    there = (i < count)[:, None]
+    spots = row_places(tensor, place, place.token + first + i, column)
+    there = (i < place.queries - first)[:, None]
     if WIDTH < DIM:
         there = there & (column < WIDTH)[None, :]
-    return tl.load(places, mask=there, other=0.0)
+    return tl.load(spots, mask=there, other=0.0)
 
 
 @triton.jit
-def visible_distances(start, left, right):
-    """Return the lowest and highest visible distance."""
-    near = -FARTHEST
-    far = FARTHEST
-    if left is not None:
-        near = tl.maximum(start - left, -FARTHEST)
-    if right is not None:
-        far = tl.minimum(start + right, FARTHEST)
-    return near, far
+def store_rows(tensor, tile, place, first, length, WIDTH: tl.constexpr):
+    """Store a tile as rows of one head from the first on, up to the length of its sequence."""
+    i = first + tl.arange(0, tile.shape[0])
+    column = tl.arange(0, tile.shape[1])
+    inside = (i < length)[:, None] & (column < WIDTH)[None, :]
+    spots = row_places(tensor, place, place.token + i, column)
+    tl.store(spots, tile.to(tensor.pointer.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def band_ends(band, head):
+def band_ends(rules, head):
     """Return the ends of a head's band as they stand in memory.
 
     Kernels load them first of all and read them last: other loads run meanwhile.
     """
     one = 0
     other = 0
-    if band is not None:
-        one = tl.load(band + head * 2)
-        other = tl.load(band + head * 2 + 1)
+    if rules.band is not None:
+        one = tl.load(rules.band + head * 2)
+        other = tl.load(rules.band + head * 2 + 1)
     return one, other
 
 
 @triton.jit
-def band_distances(scores, band, one, other, start, shift, span):
-    """Return the distances at the band's ends, within the vector."""
-    low = FARTHEST
-    high = -FARTHEST
-    if scores is not None:
-        low = -shift
-        high = span - 1 - shift
-        if band is not None:
-            # The band may stand anywhere: in int64, no sum overflows.
-            at_low = tl.minimum(one, other).to(tl.int64) + start
-            at_high = tl.maximum(one, other).to(tl.int64) + start
-            new_low = tl.minimum(tl.maximum(at_low, low), high).to(tl.int32)
-            high = tl.minimum(tl.maximum(at_high, low), high).to(tl.int32)
-            low = new_low
-    return low, high
+def within_vector(ends, frame):
+    """Return the distances of a band that stands in memory, within the score vector."""
+    low = -frame.shift
+    high = frame.span - 1 - frame.shift
+    # The band may stand anywhere: in int64, no sum overflows.
+    at_low = tl.minimum(ends[0], ends[1]).to(tl.int64) + frame.start
+    at_high = tl.maximum(ends[0], ends[1]).to(tl.int64) + frame.start
+    new_low = tl.minimum(tl.maximum(at_low, low), high).to(tl.int32)
+    return Band(new_low, tl.minimum(tl.maximum(at_high, low), high).to(tl.int32))
 
 
 @triton.jit
-def edge_scores(scores, head, low, high, shift, span):
+def band_of(rules, ends, frame):
+    """Return the band; without one the whole vector, without scores nothing."""
+    if rules.scores is None:
+        return Band(FARTHEST, -FARTHEST)
+    elif rules.band is None:
+        return Band(-frame.shift, frame.span - 1 - frame.shift)
+    else:
+        return within_vector(ends, frame)
+
+
+@triton.jit
+def edge_scores(rules, head, band, frame):
     """Return the scores below and above the band, in units of log 2."""
     below = 0.0
     above = 0.0
-    if scores is not None:
-        row = scores + head.to(tl.int64) * span + shift
-        below = tl.load(row + low) * LOG2E
-        above = tl.load(row + high) * LOG2E
-    return below, above
+    if rules.scores is not None:
+        row = rules.scores + head.to(tl.int64) * frame.span + frame.shift
+        below = tl.load(row + band.low) * LOG2E
+        above = tl.load(row + band.high) * LOG2E
+    return Edges(below, above)
 
 
 @triton.jit
@@ -134,7 +198,7 @@ def ranges(
     position, length, near, far, low, high,
     BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Return (first, a, b, c, d, last) along a row of tiles, in tiles of STEP keys.
+    """Return the kinds of tiles along a row, in tiles of STEP keys.
 
     For a column of tiles: change the signs of all distances, and with that their order.
     """
@@ -149,104 +213,106 @@ def ranges(
     c = tl.cdiv(tl.maximum(bottom + high, 0), STEP)
     c = tl.maximum(tl.minimum(c, last), b)
     d = tl.maximum(d, c)
-    return first, a, b, c, d, last
+    return Ranges(first, a, b, c, d, last)
 
 
 @triton.jit
-def plain_tile(number, a, b, c):
+def count_of(r, PLAIN: tl.constexpr):
+    """Return how many tiles are plain, or how many are not."""
+    if PLAIN:
+        return (r.b - r.a) + (r.d - r.c)
+    else:
+        return (r.a - r.first) + (r.c - r.b) + (r.last - r.d)
+
+
+@triton.jit
+def plain_tile(number, r):
     """Return the number-th plain tile."""
-    return tl.where(number < b - a, a + number, c + number - (b - a))
+    return tl.where(number < r.b - r.a, r.a + number, r.c + number - (r.b - r.a))
 
 
 @triton.jit
-def other_tile(number, first, a, b, c, d):
+def other_tile(number, r):
     """Return the number-th tile that is not plain."""
-    in_band = number - (a - first)
-    after = in_band - (c - b)
-    return tl.where(in_band < 0, first + number, tl.where(after < 0, b + in_band, d + after))
+    in_band = number - (r.a - r.first)
+    after = in_band - (r.c - r.b)
+    return tl.where(in_band < 0, r.first + number, tl.where(after < 0, r.b + in_band, r.d + after))
 
 
 @triton.jit
-def score_window(
-    scores, head, distance, low, high, shift, span,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEYS_FIRST: tl.constexpr,
-):  # fmt: skip
+def score_window(rules, head, distance, band, frame, FIXED: tl.constexpr):
     """Return the scores, over log 2, that a tile is made of: one for each distance in it.
 
     `distance` is that of its first query and first key. Clamping to the band is what holds the
     scores constant outside.
     """
-    WIDTH: tl.constexpr = 2 * max(BLOCK_M, BLOCK_N)
-    if KEYS_FIRST:
-        reach = distance + (BLOCK_N - 1) - tl.arange(0, WIDTH)
+    WIDTH: tl.constexpr = 2 * max(FIXED.BLOCK_M, FIXED.BLOCK_N)
+    if FIXED.KEYS_FIRST:
+        reach = distance + (FIXED.BLOCK_N - 1) - tl.arange(0, WIDTH)
     else:
-        reach = distance - (BLOCK_M - 1) + tl.arange(0, WIDTH)
-    reach = tl.minimum(tl.maximum(reach, low), high)
-    return tl.load(scores + head.to(tl.int64) * span + shift + reach) * LOG2E
+        reach = distance - (FIXED.BLOCK_M - 1) + tl.arange(0, WIDTH)
+    reach = tl.minimum(tl.maximum(reach, band.low), band.high)
+    row = rules.scores + head.to(tl.int64) * frame.span + frame.shift
+    return tl.load(row + reach) * LOG2E
 
 
 @triton.jit
-def spread(window, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEYS_FIRST: tl.constexpr):
+def places_in(i0, j0, FIXED: tl.constexpr):
+    """Return the queries and keys of a tile that begins at i0, j0, along its axes."""
+    i = i0 + tl.arange(0, FIXED.BLOCK_M)
+    j = j0 + tl.arange(0, FIXED.BLOCK_N)
+    if FIXED.KEYS_FIRST:
+        return i[None, :], j[:, None]
+    else:
+        return i[:, None], j[None, :]
+
+
+@triton.jit
+def spread(window, FIXED: tl.constexpr):
     """Return the tile of scores of a window."""
+    i, j = places_in(0, 0, FIXED)
     # Along the columns of the tile the index rises, whichever they are: then the compiler reads
     # all entries of a thread at constants from few addresses.
-    if KEYS_FIRST:
-        index = tl.arange(0, BLOCK_M)[None, :] - tl.arange(0, BLOCK_N)[:, None] + (BLOCK_N - 1)
+    if FIXED.KEYS_FIRST:
+        index = i - j + (FIXED.BLOCK_N - 1)
     else:
-        index = tl.arange(0, BLOCK_N)[None, :] - tl.arange(0, BLOCK_M)[:, None] + (BLOCK_M - 1)
-    tile = tl.gather(window, tl.reshape(index, [BLOCK_M * BLOCK_N]), 0)
-    if KEYS_FIRST:
-        tile = tl.reshape(tile, [BLOCK_N, BLOCK_M])
-    else:
-        tile = tl.reshape(tile, [BLOCK_M, BLOCK_N])
-    return tile
+        index = j - i + (FIXED.BLOCK_M - 1)
+    tile = tl.gather(window, tl.reshape(index, [FIXED.BLOCK_M * FIXED.BLOCK_N]), 0)
+    return tl.reshape(tile, index.shape)
 
 
 @triton.jit
-def hide(
-    logits, i0, j0, keys, near, far, left, right,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEYS_FIRST: tl.constexpr, RAGGED: tl.constexpr,
-):  # fmt: skip
+def hide(logits, rules, i0, j0, keys, frame, FIXED: tl.constexpr):
     """Return the logits with −inf where a key may not be seen or, with RAGGED, is not there."""
-    i = i0 + tl.arange(0, BLOCK_M)
-    j = j0 + tl.arange(0, BLOCK_N)
-    if KEYS_FIRST:
-        i, j = i[None, :], j[:, None]
-    else:
-        i, j = i[:, None], j[None, :]
-    if RAGGED:
+    i, j = places_in(i0, j0, FIXED)
+    if FIXED.RAGGED:
         logits = tl.where(j < keys, logits, -float("inf"))
-    if left is not None:
-        logits = tl.where(j - i >= near, logits, -float("inf"))
-    if right is not None:
-        logits = tl.where(j - i <= far, logits, -float("inf"))
+    if rules.left is not None:
+        logits = tl.where(j - i >= frame.near, logits, -float("inf"))
+    if rules.right is not None:
+        logits = tl.where(j - i <= frame.far, logits, -float("inf"))
     return logits
 
 
 @triton.jit
-def add_mask(
-    logits, mask, i0, j0, queries, keys, stride_q, stride_k,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    KEYS_FIRST: tl.constexpr, KEY_MASK: tl.constexpr,
-):  # fmt: skip
-    """Return the logits with the caller's mask, boolean or added; KEY_MASK: one row for all."""
-    i = i0 + tl.arange(0, BLOCK_M)
-    j = j0 + tl.arange(0, BLOCK_N)
-    if KEY_MASK:
-        value = tl.load(mask + j.to(tl.int64) * stride_k, mask=j < keys, other=0)
+def add_mask(logits, mask, place, head, i0, j0, FIXED: tl.constexpr):
+    """Return the logits with the caller's mask, boolean or added."""
+    pointer = (
+        mask.pointer + tl.cast(place.batch, tl.int64) * mask.batch + head.to(tl.int64) * mask.head
+    )
+    if FIXED.KEY_MASK:
+        j = j0 + tl.arange(0, FIXED.BLOCK_N)
+        value = tl.load(pointer + j.to(tl.int64) * mask.key, mask=j < place.keys, other=0)
     else:
-        if KEYS_FIRST:
-            i, j = i[None, :], j[:, None]
-        else:
-            i, j = i[:, None], j[None, :]
-        places = mask + i.to(tl.int64) * stride_q + j.to(tl.int64) * stride_k
-        value = tl.load(places, mask=(i < queries) & (j < keys), other=0)
-    if mask.dtype.element_ty.is_floating():
+        i, j = places_in(i0, j0, FIXED)
+        spots = pointer + i.to(tl.int64) * mask.query + j.to(tl.int64) * mask.key
+        value = tl.load(spots, mask=(i < place.queries) & (j < place.keys), other=0)
+    if mask.pointer.dtype.element_ty.is_floating():
         added = value.to(tl.float32) * LOG2E
     else:
         added = tl.where(value != 0, 0.0, -float("inf"))
-    if KEY_MASK:
-        if KEYS_FIRST:
+    if FIXED.KEY_MASK:
+        if FIXED.KEYS_FIRST:
             added = added[:, None]
         else:
             added = added[None, :]
@@ -263,18 +329,15 @@ def _mixed(x):
 
 
 @triton.jit
-def kept(
-    seed, sequence, head, i0, j0, threshold,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEYS_FIRST: tl.constexpr,
-):  # fmt: skip
-    """Return which weights of a tile are kept: `attention.dropout.kept`, number for number."""
-    state = _mixed((tl.load(seed) + sequence).to(tl.uint32))
+def kept(dropout, place, head, i0, j0, FIXED: tl.constexpr):
+    """Return which weights of a tile are kept: `ops.dropout.kept`, number for number."""
+    state = _mixed((tl.load(dropout.seed) + place.batch).to(tl.uint32))
     state = _mixed(state ^ _mixed(head.to(tl.uint32)))
-    i = (i0 + tl.arange(0, BLOCK_M)).to(tl.uint32)
-    j = (j0 + tl.arange(0, BLOCK_N)).to(tl.uint32) * 0x9E3779B1
+    i = (place.token + i0 + tl.arange(0, FIXED.BLOCK_M)).to(tl.uint32)
+    j = (place.token + j0 + tl.arange(0, FIXED.BLOCK_N)).to(tl.uint32) * 0x9E3779B1
     row = _mixed(state ^ _mixed(i))
-    if KEYS_FIRST:
+    if FIXED.KEYS_FIRST:
         drawn = _mixed(row[None, :] ^ j[:, None])
     else:
         drawn = _mixed(row[:, None] ^ j[None, :])
-    return (drawn & 0x7FFFFFFF).to(tl.int32) >= threshold
+    return (drawn & 0x7FFFFFFF).to(tl.int32) >= dropout.threshold
