@@ -114,6 +114,7 @@ CALLS = {
     "no scores": {"scores": False, "needs": (True, True, True, False)},
     "frozen scores": {"needs": (True, True, True, False)},
     "scores alone": {"needs": (False, False, False, True)},
+    "keys and values alone": {"needs": (False, True, True, False)},
     "long": {"length": 4096},
     "causal": {"window": (None, 0)},
     "window": {"window": (64, 64)},

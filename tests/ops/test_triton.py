@@ -312,7 +312,7 @@ def test_only_what_is_needed_is_launched():
     assert frozen["query_kernel"]["written"].sides is None
 
 
-@pytest.mark.parametrize("frozen", [(0,), (1, 2), (3,), (0, 1, 2)])
+@pytest.mark.parametrize("frozen", [(0,), (1, 2), (3,), (0, 3), (0, 1, 2)])
 def test_gradients_of_some_inputs_alone(frozen):
     def run(name, dtype, some):
         torch.manual_seed(0)

@@ -51,36 +51,51 @@ class Sums(NamedTuple):
     inside: Any
 
 
+class Own(NamedTuple):
+    """The queries of a tile: theirs, the gradient that comes back, statistics, delta."""
+
+    q: Any
+    grad: Any
+    norm: Any
+    log_weight: Any
+    dot: Any
+
+
 @triton.jit
-def query_tile(
-    found, here, i0, frame, band, edges, inside, sums, query, key, value, rules, returned, written,
+def query_delta(here, i0, query, returned, written, FIXED: tl.constexpr):
+    """Write delta of BLOCK queries; return what was read for it, and what the gradient reads."""
+    BLOCK: tl.constexpr = FIXED.BLOCK_M
+    statistics = returned.statistics
+    i = i0 + tl.arange(0, BLOCK)
+    places = here.row.to(tl.int64) * statistics.row + here.row_start + i
+    norm = tl.load(statistics.pointer + places)
+    log_weight = norm
+    if FIXED.SPLIT:
+        log_weight = tl.load(statistics.pointer + statistics.size + places)
+    o = rows(returned.output, here, i0, BLOCK, FIXED.VALUE_DIM, FIXED.VALUE_WIDTH)
+    grad = rows(returned.gradient, here, i0, BLOCK, FIXED.VALUE_DIM, FIXED.VALUE_WIDTH)
+    # Before delta is written: no load is moved up past a store.
+    q = rows(query, here, i0, BLOCK, FIXED.DIM, FIXED.WIDTH)
+    dot = tl.sum(o.to(tl.float32) * grad.to(tl.float32), 1)
+    if statistics.gradient is not None:
+        dot -= tl.load(statistics.gradient + places, mask=i < here.queries, other=0.0) * LOG2E
+    tl.store(written.delta + places, dot)
+    return Own(q, grad, norm, log_weight, dot)
+
+
+@triton.jit
+def query_gradient(
+    found, own, here, i0, frame, band, edges, inside, sums, key, value, rules, grad_query,
     FIXED: tl.constexpr,
 ):  # fmt: skip
-    """Write delta and the gradient of BLOCK queries; return the sums of a program with theirs.
+    """Write the gradient of BLOCK queries; return the sums of a program with theirs.
 
     `inside`: the diagonals that have sums of their own, which lie at `sums`.
     """
     BLOCK: tl.constexpr = FIXED.BLOCK_M
     DIM: tl.constexpr = FIXED.DIM
     PARTS: tl.constexpr = FIXED.PARTS
-    statistics = returned.statistics
-    i = i0 + tl.arange(0, BLOCK)
-    places = here.row.to(tl.int64) * statistics.row + here.row_start + i
-    norm = tl.load(statistics.pointer + places)
-    if FIXED.SPLIT:
-        log_weight = tl.load(statistics.pointer + statistics.size + places)
-    o = rows(returned.output, here, i0, BLOCK, FIXED.VALUE_DIM, FIXED.VALUE_WIDTH)
-    grad = rows(returned.gradient, here, i0, BLOCK, FIXED.VALUE_DIM, FIXED.VALUE_WIDTH)
-    if written.query is not None or sums is not None:
-        q = rows(query, here, i0, BLOCK, DIM, FIXED.WIDTH)
-    dot = tl.sum(o.to(tl.float32) * grad.to(tl.float32), 1)
-    if statistics.gradient is not None:
-        dot -= tl.load(statistics.gradient + places, mask=i < here.queries, other=0.0) * LOG2E
-    tl.store(written.delta + places, dot)
-    if written.query is None and sums is None:
-        return found
     sum_below, sum_above, sum_inside = found.below, found.above, found.inside
-
     r = ranges(i0, here.keys, frame.near, frame.far, band.low, band.high, BLOCK, BLOCK)
     scale2 = rules.scale * LOG2E
     key_head = here.head // FIXED.GROUP
@@ -113,8 +128,8 @@ def query_tile(
             at = [here.batch, key_head, here.token + j0, 0]
             k = tl.reshape(key.load(at), [BLOCK, DIM])
             v = tl.reshape(value.load(at), [BLOCK, FIXED.VALUE_DIM])
-            logits = tl.dot(q, tl.trans(k), input_precision=FIXED.PRECISION) * scale2
-            grad_p = tl.dot(grad, tl.trans(v), input_precision=FIXED.PRECISION)
+            logits = tl.dot(own.q, tl.trans(k), input_precision=FIXED.PRECISION) * scale2
+            grad_p = tl.dot(own.grad, tl.trans(v), input_precision=FIXED.PRECISION)
             if phase == 1:
                 if rules.scores is not None:
                     logits += spread(window, FIXED)
@@ -122,14 +137,14 @@ def query_tile(
             if rules.mask is not None:
                 logits = add_mask(logits, rules.mask, here, here.head, i0, j0, FIXED)
             if FIXED.SPLIT:
-                p = tl.exp2(((logits + edge) - norm[:, None]) - log_weight[:, None])
+                p = tl.exp2(((logits + edge) - own.norm[:, None]) - own.log_weight[:, None])
             else:
-                p = tl.exp2(logits + (edge - norm)[:, None])
+                p = tl.exp2(logits + (edge - own.norm)[:, None])
             if rules.dropout is not None:
                 keep = kept(rules.dropout, here, here.head, i0, j0, FIXED)
                 grad_p = tl.where(keep, grad_p * rules.dropout.kept_scale, 0.0)
-            grad_logits = p * (grad_p - dot[:, None])
-            if written.query is not None:
+            grad_logits = p * (grad_p - own.dot[:, None])
+            if grad_query is not None:
                 total = tl.dot(grad_logits.to(k.dtype), k, total, input_precision=FIXED.PRECISION)
             if sums is not None:
                 if j0 + BLOCK - 1 - i0 <= band.low:
@@ -160,8 +175,8 @@ def query_tile(
             tl.store(
                 slot + BLOCK // 2, old_high + all_parts(high_part, BLOCK, PARTS), mask=is_first
             )
-    if written.query is not None:
-        store_rows(written.query, total * rules.scale, here, i0, here.queries, FIXED.WIDTH)
+    if grad_query is not None:
+        store_rows(grad_query, total * rules.scale, here, i0, here.queries, FIXED.WIDTH)
     return Sums(sum_below, sum_above, sum_inside)
 
 
@@ -208,11 +223,14 @@ def query_kernel(
         if FIXED.BACKWARDS:
             tile = counts.tiles - 1 - tile
         here = place(item // counts.tiles, head, counts.heads, rules, frame)
-        if is_there & (tile * BLOCK < here.queries):
-            found = query_tile(
-                found, here, tile * BLOCK, frame, band, edges, inside, sums,
-                query, key, value, rules, returned, written, FIXED,
-            )  # fmt: skip
+        i0 = tile * BLOCK
+        if is_there & (i0 < here.queries):
+            own = query_delta(here, i0, query, returned, written, FIXED)
+            if written.query is not None or sums is not None:
+                found = query_gradient(
+                    found, own, here, i0, frame, band, edges, inside, sums,
+                    key, value, rules, written.query, FIXED,
+                )  # fmt: skip
     if written.sides is not None:
         tl.debug_barrier()
         some_below, some_above = outside(sums, inside, band, BLOCK)

@@ -20,7 +20,6 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tisa.ops.triton.arguments import Fixed
 from tisa.ops.triton.plan import Launch
 
 _Again = Callable[[int], None]
@@ -173,6 +172,19 @@ class Described(NamedTuple):
         ]
 
 
+class Group(tuple[Any, ...]):
+    """A group of arguments with addresses among them."""
+
+    __slots__ = ()
+
+    def among(self, places: Sequence[int | None]) -> tuple[Any, ...]:
+        """Return the group for tensors that begin at these addresses."""
+        return tuple([x.among(places) if type(x) in _OPEN else x for x in self])
+
+
+_OPEN = (Place, Group)
+
+
 class _Base(NamedTuple):
     """What is asked for the address of a descriptor's tensor."""
 
@@ -188,7 +200,7 @@ class Template(NamedTuple):
     enter: Callable[..., None]
     head: tuple[Any, ...]
     middle: tuple[Any, ...]
-    # As the kernel has them, each tensor a Place and each descriptor a Described.
+    # Numbers as they are, a Place, a Described, or a Group of such.
     arguments: list[Any]
 
     def among(self, places: Sequence[int | None]) -> _Again:
@@ -198,16 +210,9 @@ class Template(NamedTuple):
             if type(value) is Described:
                 flat += value.among(places)
             else:
-                flat.append(_filled(value, places))
+                flat.append(value.among(places) if type(value) in _OPEN else value)
         enter, head, tail = self.enter, self.head, (*self.middle, *flat)
         return lambda stream: enter(*head, stream, *tail)
-
-
-def _filled(value: Any, places: Sequence[int | None]) -> Any:
-    """Return an argument with its addresses, also those inside of groups."""
-    if type(value) is Place:
-        return value.among(places)
-    return tuple(_filled(x, places) for x in value) if type(value) is tuple else value
 
 
 def _template(
@@ -244,8 +249,9 @@ def _left_open(value: Any, tensors: Sequence[Tensor | None], metadata: list[Any]
     if isinstance(value, TensorDescriptor):
         about = (value.shape, value.strides, value.padding, metadata.pop(0))
         return Described(_place(value.base, tensors), *about)
-    if isinstance(value, tuple) and not isinstance(value, Fixed):
-        return tuple(_left_open(x, tensors, metadata) for x in value)
+    if isinstance(value, tuple):
+        group = Group(_left_open(x, tensors, metadata) for x in value)
+        return group if any(type(x) in _OPEN for x in group) else value
     return value
 
 
