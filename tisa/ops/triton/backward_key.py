@@ -5,25 +5,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from tisa.ops.triton import tiles
 from tisa.ops.triton.arguments import CHANGING
-from tisa.ops.triton.tiles import (
-    LOG2E,
-    add_mask,
-    band_ends,
-    band_of,
-    count_of,
-    edge_scores,
-    frame_of,
-    hide,
-    kept,
-    other_tile,
-    place,
-    plain_tile,
-    ranges,
-    score_window,
-    spread,
-    store_rows,
-)
 
 
 class Tile(NamedTuple):
@@ -50,10 +33,10 @@ class Streamed(NamedTuple):
 def add_scores(logits, rules, head, i0, j0, band, frame, FIXED: tl.constexpr):
     """Return the logits of a tile, keys first, with its scores added and the unseen hidden."""
     if rules.scores is not None:
-        window = score_window(rules, head, j0 - i0, band, frame, FIXED)
-        logits += spread(window, FIXED)
+        window = tiles.score_window(rules, head, j0 - i0, band, frame, FIXED)
+        logits += tiles.spread(window, FIXED)
     # Keys past the end have gradients that nobody stores: never RAGGED.
-    return hide(logits, rules, i0, j0, 0, frame, FIXED)
+    return tiles.hide(logits, rules, i0, j0, 0, frame, FIXED)
 
 
 @triton.jit
@@ -62,16 +45,18 @@ def key_tile(tile, here, head, row, ends, frame, streamed, rules, FIXED: tl.cons
     BLOCK_M: tl.constexpr = FIXED.BLOCK_M
     BLOCK_N: tl.constexpr = FIXED.BLOCK_N
     j0, grad_k, grad_v = tile.j0, tile.grad_k, tile.grad_v
-    band = band_of(rules, ends, frame)
-    edges = edge_scores(rules, head, band, frame)
+    band = tiles.band_of(rules, ends, frame)
+    edges = tiles.edge_scores(rules, head, band, frame)
     # Down a column distances fall: what is above the band comes first.
-    r = ranges(j0, here.queries, -frame.far, -frame.near, -band.high, -band.low, BLOCK_N, BLOCK_M)
-    scale2 = rules.scale * LOG2E
+    r = tiles.ranges(
+        j0, here.queries, -frame.far, -frame.near, -band.high, -band.low, BLOCK_N, BLOCK_M
+    )
+    scale2 = rules.scale * tiles.LOG2E
     for phase in tl.static_range(1 if FIXED.ONE_LOOP else 2):
         begin = r.first if FIXED.ONE_LOOP else 0
         end = r.last
         if not FIXED.ONE_LOOP:
-            end = count_of(r, phase == 0)
+            end = tiles.count_of(r, phase == 0)
         for number in tl.range(begin, end):
             if FIXED.ONE_LOOP:
                 i0 = number * BLOCK_M
@@ -79,10 +64,10 @@ def key_tile(tile, here, head, row, ends, frame, streamed, rules, FIXED: tl.cons
                 plain = in_first | ((number >= r.c) & (number < r.d))
                 edge = tl.where(plain, tl.where(in_first, edges.above, edges.below), 0.0)
             elif phase == 0:
-                i0 = plain_tile(number, r) * BLOCK_M
+                i0 = tiles.plain_tile(number, r) * BLOCK_M
                 edge = tl.where(number < r.b - r.a, edges.above, edges.below)
             else:
-                i0 = other_tile(number, r) * BLOCK_M
+                i0 = tiles.other_tile(number, r) * BLOCK_M
                 edge = 0.0
             i0 = tl.multiple_of(i0, BLOCK_M)
             at = [here.batch, head, here.token + i0, 0]
@@ -103,7 +88,7 @@ def key_tile(tile, here, head, row, ends, frame, streamed, rules, FIXED: tl.cons
             elif phase == 1:
                 logits = add_scores(logits, rules, head, i0, j0, band, frame, FIXED)
             if rules.mask is not None:
-                logits = add_mask(logits, rules.mask, here, head, i0, j0, FIXED)
+                logits = tiles.add_mask(logits, rules.mask, here, head, i0, j0, FIXED)
             if FIXED.SPLIT:
                 log_weight = streamed.log_weights.load([row, here.row_start + i0])
                 log_weight = tl.reshape(log_weight, [BLOCK_M])
@@ -111,7 +96,7 @@ def key_tile(tile, here, head, row, ends, frame, streamed, rules, FIXED: tl.cons
             p = tl.exp2(logits)
             dropped = p
             if rules.dropout is not None:
-                keep = kept(rules.dropout, here, head, i0, j0, FIXED)
+                keep = tiles.kept(rules.dropout, here, head, i0, j0, FIXED)
                 grad_p = tl.where(keep, grad_p * rules.dropout.kept_scale, 0.0)
                 dropped = tl.where(keep, p * rules.dropout.kept_scale, 0.0)
             grad_logits = p * (grad_p - dot[None, :])
@@ -134,13 +119,13 @@ def key_kernel(
     GROUP: tl.constexpr = FIXED.GROUP
     DIM: tl.constexpr = FIXED.DIM
     VALUE_DIM: tl.constexpr = FIXED.VALUE_DIM
-    frame = frame_of(rules, queries, keys, start)
+    frame = tiles.frame_of(rules, queries, keys, start)
     unit = tl.program_id(0) // counts.tiles
-    here = place(unit // counts.heads, unit % counts.heads, counts.heads, rules, frame)
+    here = tiles.place(unit // counts.heads, unit % counts.heads, counts.heads, rules, frame)
     j0 = tl.program_id(0) % counts.tiles * BLOCK_N
     if j0 >= here.keys:
         return
-    ends = band_ends(rules, here.head * GROUP)
+    ends = tiles.band_ends(rules, here.head * GROUP)
     at = [here.batch, here.head, here.token + j0, 0]
     k = tl.reshape(key.load(at), [BLOCK_N, DIM])
     v = tl.reshape(value.load(at), [BLOCK_N, VALUE_DIM])
@@ -155,11 +140,11 @@ def key_kernel(
     else:
         for member in tl.range(0, GROUP):
             head = here.head * GROUP + member
-            ends = band_ends(rules, head)
+            ends = tiles.band_ends(rules, head)
             row = head
             if rules.cu_seqlens is None:
                 row = here.batch * counts.heads * GROUP + head
             tile = Tile(j0, k, v, grad_k, grad_v)
             grad_k, grad_v = key_tile(tile, here, head, row, ends, frame, streamed, rules, FIXED)
-    store_rows(grad_key, grad_k * rules.scale, here, j0, here.keys, FIXED.WIDTH)
-    store_rows(grad_value, grad_v, here, j0, here.keys, FIXED.VALUE_WIDTH)
+    tiles.store_rows(grad_key, grad_k * rules.scale, here, j0, here.keys, FIXED.WIDTH)
+    tiles.store_rows(grad_value, grad_v, here, j0, here.keys, FIXED.VALUE_WIDTH)

@@ -11,36 +11,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from tisa.ops.triton import scores, tiles
 from tisa.ops.triton.arguments import CHANGING
-from tisa.ops.triton.scores import (
-    Diagonals,
-    all_parts,
-    clear,
-    diagonal_sums,
-    diagonals,
-    distances,
-    numbers_of_sums,
-    outside,
-)
-from tisa.ops.triton.tiles import (
-    LOG2E,
-    add_mask,
-    band_ends,
-    band_of,
-    count_of,
-    edge_scores,
-    frame_of,
-    hide,
-    kept,
-    other_tile,
-    place,
-    plain_tile,
-    ranges,
-    rows,
-    score_window,
-    spread,
-    store_rows,
-)
 
 
 class Sums(NamedTuple):
@@ -72,13 +44,13 @@ def query_delta(here, i0, query, returned, written, FIXED: tl.constexpr):
     log_weight = norm
     if FIXED.SPLIT:
         log_weight = tl.load(statistics.pointer + statistics.size + places)
-    o = rows(returned.output, here, i0, BLOCK, FIXED.VALUE_DIM, FIXED.VALUE_WIDTH)
-    grad = rows(returned.gradient, here, i0, BLOCK, FIXED.VALUE_DIM, FIXED.VALUE_WIDTH)
+    o = tiles.rows(returned.output, here, i0, BLOCK, FIXED.VALUE_DIM, FIXED.VALUE_WIDTH)
+    grad = tiles.rows(returned.gradient, here, i0, BLOCK, FIXED.VALUE_DIM, FIXED.VALUE_WIDTH)
     # Before delta is written: no load is moved up past a store.
-    q = rows(query, here, i0, BLOCK, FIXED.DIM, FIXED.WIDTH)
+    q = tiles.rows(query, here, i0, BLOCK, FIXED.DIM, FIXED.WIDTH)
     dot = tl.sum(o.to(tl.float32) * grad.to(tl.float32), 1)
     if statistics.gradient is not None:
-        dot -= tl.load(statistics.gradient + places, mask=i < here.queries, other=0.0) * LOG2E
+        dot -= tl.load(statistics.gradient + places, mask=i < here.queries, other=0.0) * tiles.LOG2E
     tl.store(written.delta + places, dot)
     return Own(q, grad, norm, log_weight, dot)
 
@@ -96,24 +68,24 @@ def query_gradient(
     DIM: tl.constexpr = FIXED.DIM
     PARTS: tl.constexpr = FIXED.PARTS
     sum_below, sum_above, sum_inside = found.below, found.above, found.inside
-    r = ranges(i0, here.keys, frame.near, frame.far, band.low, band.high, BLOCK, BLOCK)
-    scale2 = rules.scale * LOG2E
+    r = tiles.ranges(i0, here.keys, frame.near, frame.far, band.low, band.high, BLOCK, BLOCK)
+    scale2 = rules.scale * tiles.LOG2E
     key_head = here.head // FIXED.GROUP
     total = tl.zeros([BLOCK, DIM], tl.float32)
     # The upper half of a tile's diagonals is the lower half of the next tile's: it waits for that.
     SLOT: tl.constexpr = PARTS * BLOCK // 2
-    spot = distances(0, BLOCK, PARTS)
+    spot = scores.distances(0, BLOCK, PARTS)
     is_first = tl.arange(0, SLOT) // PARTS % PARTS == 0
     waiting = -1
     low_part = tl.zeros([SLOT], tl.float32)
     high_part = tl.zeros([SLOT], tl.float32)
     for phase in tl.static_range(2):
-        for number in tl.range(0, count_of(r, phase == 0)):
+        for number in tl.range(0, tiles.count_of(r, phase == 0)):
             if phase == 0:
-                j0 = plain_tile(number, r) * BLOCK
+                j0 = tiles.plain_tile(number, r) * BLOCK
                 edge = tl.where(number < r.b - r.a, edges.below, edges.above)
             else:
-                j0 = other_tile(number, r) * BLOCK
+                j0 = tiles.other_tile(number, r) * BLOCK
                 edge = 0.0
             j0 = tl.multiple_of(j0, BLOCK)
             if phase == 1 and sums is not None:
@@ -124,7 +96,7 @@ def query_gradient(
                 old_low = tl.load(slot, mask=is_first & is_inside, other=0.0)
                 old_high = tl.load(slot + BLOCK // 2, mask=is_first & is_inside, other=0.0)
             if phase == 1 and rules.scores is not None:
-                window = score_window(rules, here.head, j0 - i0, band, frame, FIXED)
+                window = tiles.score_window(rules, here.head, j0 - i0, band, frame, FIXED)
             at = [here.batch, key_head, here.token + j0, 0]
             k = tl.reshape(key.load(at), [BLOCK, DIM])
             v = tl.reshape(value.load(at), [BLOCK, FIXED.VALUE_DIM])
@@ -132,16 +104,16 @@ def query_gradient(
             grad_p = tl.dot(own.grad, tl.trans(v), input_precision=FIXED.PRECISION)
             if phase == 1:
                 if rules.scores is not None:
-                    logits += spread(window, FIXED)
-                logits = hide(logits, rules, i0, j0, here.keys, frame, FIXED)
+                    logits += tiles.spread(window, FIXED)
+                logits = tiles.hide(logits, rules, i0, j0, here.keys, frame, FIXED)
             if rules.mask is not None:
-                logits = add_mask(logits, rules.mask, here, here.head, i0, j0, FIXED)
+                logits = tiles.add_mask(logits, rules.mask, here, here.head, i0, j0, FIXED)
             if FIXED.SPLIT:
                 p = tl.exp2(((logits + edge) - own.norm[:, None]) - own.log_weight[:, None])
             else:
                 p = tl.exp2(logits + (edge - own.norm)[:, None])
             if rules.dropout is not None:
-                keep = kept(rules.dropout, here, here.head, i0, j0, FIXED)
+                keep = tiles.kept(rules.dropout, here, here.head, i0, j0, FIXED)
                 grad_p = tl.where(keep, grad_p * rules.dropout.kept_scale, 0.0)
             grad_logits = p * (grad_p - own.dot[:, None])
             if grad_query is not None:
@@ -154,11 +126,11 @@ def query_gradient(
                         sum_above += tl.sum(grad_logits, 1)
                 if phase == 1:  # noqa: SIM102
                     if is_inside:
-                        lowest, lower, upper, highest = diagonal_sums(
+                        lowest, lower, upper, highest = scores.diagonal_sums(
                             grad_logits, tl.minimum(diagonal * diagonal, 0), BLOCK, PARTS
                         )
-                        old_low += all_parts(low_part + lowest, BLOCK, PARTS)
-                        old_high += all_parts(high_part + lower, BLOCK, PARTS)
+                        old_low += scores.all_parts(low_part + lowest, BLOCK, PARTS)
+                        old_high += scores.all_parts(high_part + lower, BLOCK, PARTS)
                         tl.store(slot, old_low, mask=is_first)
                         tl.store(slot + BLOCK // 2, old_high, mask=is_first)
                         sum_inside += (lowest + lower) + (upper + highest)
@@ -169,14 +141,16 @@ def query_gradient(
     if sums is not None:  # noqa: SIM102
         if waiting >= 0:
             slot = sums + waiting * BLOCK + spot
-            old_low = tl.load(slot, mask=is_first) + all_parts(low_part, BLOCK, PARTS)
+            old_low = tl.load(slot, mask=is_first) + scores.all_parts(low_part, BLOCK, PARTS)
             old_high = tl.load(slot + BLOCK // 2, mask=is_first)
             tl.store(slot, old_low, mask=is_first)
             tl.store(
-                slot + BLOCK // 2, old_high + all_parts(high_part, BLOCK, PARTS), mask=is_first
+                slot + BLOCK // 2,
+                old_high + scores.all_parts(high_part, BLOCK, PARTS),
+                mask=is_first,
             )
     if grad_query is not None:
-        store_rows(grad_query, total * rules.scale, here, i0, here.queries, FIXED.WIDTH)
+        tiles.store_rows(grad_query, total * rules.scale, here, i0, here.queries, FIXED.WIDTH)
     return Sums(sum_below, sum_above, sum_inside)
 
 
@@ -194,16 +168,16 @@ def query_kernel(
     """
     BLOCK: tl.constexpr = FIXED.BLOCK_M
     head = tl.program_id(0) // programs
-    frame = frame_of(rules, queries, keys, start)
-    ends = band_ends(rules, head)
-    band = band_of(rules, ends, frame)
-    edges = edge_scores(rules, head, band, frame)
-    inside = Diagonals(0, 0)
+    frame = tiles.frame_of(rules, queries, keys, start)
+    ends = tiles.band_ends(rules, head)
+    band = tiles.band_of(rules, ends, frame)
+    edges = tiles.edge_scores(rules, head, band, frame)
+    inside = scores.Diagonals(0, 0)
     sums = written.sums
     if sums is not None:
-        inside = diagonals(band, frame, BLOCK)
-        sums += tl.program_id(0).to(tl.int64) * numbers_of_sums(frame, BLOCK)
-        clear(sums, inside, BLOCK)
+        inside = scores.diagonals(band, frame, BLOCK)
+        sums += tl.program_id(0).to(tl.int64) * scores.numbers_of_sums(frame, BLOCK)
+        scores.clear(sums, inside, BLOCK)
         # Other threads add to them than have cleared them.
         tl.debug_barrier()
     found = Sums(
@@ -222,7 +196,7 @@ def query_kernel(
         tile = item % counts.tiles
         if FIXED.BACKWARDS:
             tile = counts.tiles - 1 - tile
-        here = place(item // counts.tiles, head, counts.heads, rules, frame)
+        here = tiles.place(item // counts.tiles, head, counts.heads, rules, frame)
         i0 = tile * BLOCK
         if is_there & (i0 < here.queries):
             own = query_delta(here, i0, query, returned, written, FIXED)
@@ -233,7 +207,7 @@ def query_kernel(
                 )  # fmt: skip
     if written.sides is not None:
         tl.debug_barrier()
-        some_below, some_above = outside(sums, inside, band, BLOCK)
+        some_below, some_above = scores.outside(sums, inside, band, BLOCK)
         sides = written.sides + tl.program_id(0) * 2
         tl.store(sides, tl.sum(found.below, 0) + some_below)
         if FIXED.BOTH_SIDES:

@@ -8,8 +8,8 @@ that share the key head are rows of one tile: the cache is read once.
 import triton
 import triton.language as tl
 
+from tisa.ops.triton import tiles
 from tisa.ops.triton.arguments import CHANGING
-from tisa.ops.triton.tiles import LOG2E, band_ends, band_of, frame_of
 
 
 @triton.jit(do_not_specialize=CHANGING)
@@ -28,10 +28,10 @@ def decode_kernel(
     there = row < FIXED.GROUP * queries
     head = key_head * FIXED.GROUP + tl.where(there, row // queries, 0)
     i = row % queries
-    frame = frame_of(rules, queries, keys, start)
+    frame = tiles.frame_of(rules, queries, keys, start)
     mask = rules.mask
     if rules.scores is not None:
-        band = band_of(rules, band_ends(rules, head), frame)
+        band = tiles.band_of(rules, tiles.band_ends(rules, head), frame)
         low = tl.zeros([ROWS], tl.int32) + band.low
         high = tl.zeros([ROWS], tl.int32) + band.high
         rows_of_scores = rules.scores + head.to(tl.int64) * frame.span + frame.shift
@@ -56,7 +56,7 @@ def decode_kernel(
         d = j[None, :] - i[:, None]
         if rules.scores is not None:
             reach = tl.minimum(tl.maximum(d, low[:, None]), high[:, None])
-            logits += tl.load(rows_of_scores[:, None] + reach, mask=there[:, None]) * LOG2E
+            logits += tl.load(rows_of_scores[:, None] + reach, mask=there[:, None]) * tiles.LOG2E
         seen = there[:, None] & (j < keys)[None, :]
         if rules.left is not None:
             seen = seen & (d >= frame.near)
@@ -71,7 +71,7 @@ def decode_kernel(
             )
             found = tl.load(spots + j.to(tl.int64)[None, :] * mask.key, mask=seen, other=0)
             if mask.pointer.dtype.element_ty.is_floating():
-                logits += found.to(tl.float32) * LOG2E
+                logits += found.to(tl.float32) * tiles.LOG2E
             else:
                 logits = tl.where(found != 0, logits, -float("inf"))
         new_peak = tl.maximum(peak, tl.max(logits, 1))

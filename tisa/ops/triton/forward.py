@@ -3,24 +3,8 @@
 import triton
 import triton.language as tl
 
+from tisa.ops.triton import tiles
 from tisa.ops.triton.arguments import CHANGING
-from tisa.ops.triton.tiles import (
-    add_mask,
-    band_ends,
-    band_of,
-    count_of,
-    edge_scores,
-    frame_of,
-    hide,
-    kept,
-    other_tile,
-    place,
-    plain_tile,
-    ranges,
-    score_window,
-    spread,
-    store_rows,
-)
 
 
 @triton.jit(do_not_specialize=CHANGING)
@@ -37,33 +21,33 @@ def forward_kernel(
     tile = tl.program_id(0) % counts.tiles
     if FIXED.BACKWARDS:
         tile = counts.tiles - 1 - tile
-    frame = frame_of(rules, queries, keys, start)
+    frame = tiles.frame_of(rules, queries, keys, start)
     unit = tl.program_id(0) // counts.tiles
-    here = place(unit // counts.heads, unit % counts.heads, counts.heads, rules, frame)
+    here = tiles.place(unit // counts.heads, unit % counts.heads, counts.heads, rules, frame)
     i0 = tile * BLOCK_M
     if i0 >= here.queries:
         return
     key_head = here.head // FIXED.GROUP
-    ends = band_ends(rules, here.head)
+    ends = tiles.band_ends(rules, here.head)
     q = tl.reshape(query.load([here.batch, here.head, here.token + i0, 0]), [BLOCK_M, FIXED.DIM])
     if FIXED.NEGATIVE:
         q = -q
-    band = band_of(rules, ends, frame)
-    edges = edge_scores(rules, here.head, band, frame)
-    r = ranges(i0, here.keys, frame.near, frame.far, band.low, band.high, BLOCK_M, BLOCK_N)
+    band = tiles.band_of(rules, ends, frame)
+    edges = tiles.edge_scores(rules, here.head, band, frame)
+    r = tiles.ranges(i0, here.keys, frame.near, frame.far, band.low, band.high, BLOCK_M, BLOCK_N)
     total = tl.zeros([BLOCK_M, VALUE_DIM], tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], -float("inf"), tl.float32)
     for phase in tl.static_range(2):
-        for number in tl.range(0, count_of(r, phase == 0)):
+        for number in tl.range(0, tiles.count_of(r, phase == 0)):
             if phase == 0:
-                j0 = plain_tile(number, r) * BLOCK_N
+                j0 = tiles.plain_tile(number, r) * BLOCK_N
                 edge = tl.where(number < r.b - r.a, edges.below, edges.above)
             else:
-                j0 = other_tile(number, r) * BLOCK_N
+                j0 = tiles.other_tile(number, r) * BLOCK_N
             j0 = tl.multiple_of(j0, BLOCK_N)
             if phase == 1 and rules.scores is not None:
-                window = score_window(rules, here.head, j0 - i0, band, frame, FIXED)
+                window = tiles.score_window(rules, here.head, j0 - i0, band, frame, FIXED)
             at = [here.batch, key_head, here.token + j0, 0]
             k = tl.reshape(key.load(at), [BLOCK_N, FIXED.DIM])
             logits = tl.dot(q, tl.trans(k), input_precision=FIXED.PRECISION)
@@ -78,10 +62,10 @@ def forward_kernel(
                     logits += edge
                 else:
                     if rules.scores is not None:
-                        logits += spread(window, FIXED)
-                    logits = hide(logits, rules, i0, j0, here.keys, frame, FIXED)
+                        logits += tiles.spread(window, FIXED)
+                    logits = tiles.hide(logits, rules, i0, j0, here.keys, frame, FIXED)
                 if rules.mask is not None:
-                    logits = add_mask(logits, rules.mask, here, here.head, i0, j0, FIXED)
+                    logits = tiles.add_mask(logits, rules.mask, here, here.head, i0, j0, FIXED)
                 new_peak = tl.maximum(peak, tl.max(logits, 1))
                 finite = tl.where(new_peak == -float("inf"), 0.0, new_peak)
                 p = tl.exp2(logits - finite[:, None])
@@ -90,7 +74,7 @@ def forward_kernel(
             total = total * shrink[:, None]
             peak = new_peak
             if rules.dropout is not None:
-                p = tl.where(kept(rules.dropout, here, here.head, i0, j0, FIXED), p, 0.0)
+                p = tl.where(tiles.kept(rules.dropout, here, here.head, i0, j0, FIXED), p, 0.0)
             v = tl.reshape(value.load(at), [BLOCK_N, VALUE_DIM])
             total = tl.dot(p.to(v.dtype), v, total, input_precision=FIXED.PRECISION)
 
@@ -108,4 +92,4 @@ def forward_kernel(
     total = total / weight[:, None]
     if rules.dropout is not None:
         total = total * rules.dropout.kept_scale
-    store_rows(output, total, here, i0, here.queries, FIXED.VALUE_WIDTH)
+    tiles.store_rows(output, total, here, i0, here.queries, FIXED.VALUE_WIDTH)

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from tisa.ops.triton import tiles
 from tisa.ops.triton.arguments import CHANGING
-from tisa.ops.triton.tiles import band_ends, band_of, frame_of
 
 
 class Diagonals(NamedTuple):
@@ -167,12 +167,12 @@ def entry_kernel(
     otherwise in it. ONE_TILE: a sequence is one tile (small.py), and there are no `sides`.
     """
     AHEAD: tl.constexpr = 2048 // ENTRIES
-    frame = frame_of(rules, queries, keys, start)
+    frame = tiles.frame_of(rules, queries, keys, start)
     blocks = tl.cdiv(frame.span, ENTRIES)
     head = tl.program_id(0) // blocks
     lowest = (tl.program_id(0) % blocks) * ENTRIES - frame.shift
     d = lowest + tl.arange(0, ENTRIES)
-    band = band_of(rules, band_ends(rules, head), frame)
+    band = tiles.band_of(rules, tiles.band_ends(rules, head), frame)
     total = tl.zeros([ENTRIES], tl.float32)
     if (lowest <= band.high) & (lowest + ENTRIES > band.low):
         inside = Diagonals(0, 1)

@@ -9,22 +9,8 @@ read, which at these lengths costs more than the arithmetic.
 import triton
 import triton.language as tl
 
+from tisa.ops.triton import scores, tiles
 from tisa.ops.triton.arguments import CHANGING
-from tisa.ops.triton.scores import all_parts, diagonal_sums, distances
-from tisa.ops.triton.tiles import (
-    FARTHEST,
-    LOG2E,
-    add_mask,
-    band_ends,
-    frame_of,
-    hide,
-    kept,
-    place,
-    score_window,
-    spread,
-    store_rows,
-    within_vector,
-)
 
 
 @triton.jit
@@ -34,7 +20,7 @@ def written(gradient, tile, here, length, WIDTH: tl.constexpr, WHOLE: tl.constex
         tile = tl.reshape(tile.to(gradient.dtype), [1, 1, tile.shape[0], tile.shape[1]])
         gradient.store([here.batch, here.head, 0, 0], tile)
     else:
-        store_rows(gradient, tile, here, 0, length, WIDTH)
+        tiles.store_rows(gradient, tile, here, 0, length, WIDTH)
 
 
 @triton.jit(do_not_specialize=CHANGING)
@@ -50,12 +36,12 @@ def small_kernel(
     BLOCK: tl.constexpr = FIXED.BLOCK_M
     programs = tl.num_programs(0) // heads
     head = tl.program_id(0) // programs
-    scale2 = rules.scale * LOG2E
+    scale2 = rules.scale * tiles.LOG2E
     i = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
     for number in tl.range(tl.program_id(0) % programs, sequences, programs):
-        frame = frame_of(rules, queries, keys, start)
-        here = place(number, head, heads, rules, frame)
+        frame = tiles.frame_of(rules, queries, keys, start)
+        here = tiles.place(number, head, heads, rules, frame)
         at = [here.batch, head, here.token, 0]
         q = tl.reshape(query.load(at), [BLOCK, FIXED.DIM])
         grad = tl.reshape(grad_output.load(at), [BLOCK, FIXED.VALUE_DIM])
@@ -65,7 +51,7 @@ def small_kernel(
         norm = tl.load(statistics.pointer + places, mask=is_query, other=float("inf"))
         dot = tl.sum(o.to(tl.float32) * grad.to(tl.float32), 1)
         if statistics.gradient is not None:
-            dot -= tl.load(statistics.gradient + places, mask=is_query, other=0.0) * LOG2E
+            dot -= tl.load(statistics.gradient + places, mask=is_query, other=0.0) * tiles.LOG2E
         dot = tl.where(is_query, dot, 0.0)
         k = tl.reshape(key.load(at), [BLOCK, FIXED.DIM])
         v = tl.reshape(value.load(at), [BLOCK, FIXED.VALUE_DIM])
@@ -74,20 +60,20 @@ def small_kernel(
             # Not before the loop: there they would take registers that are spilled then. Nor does
             # the compiler move them, since it cannot know that this is 0.
             zero = tl.minimum(number, 0)
-            ends = band_ends(rules, head)
+            ends = tiles.band_ends(rules, head)
             if rules.band is None:
                 # A band all the same: without one the assembler spills three times as much.
-                ends = (zero - FARTHEST, FARTHEST - zero)
-            band = within_vector(ends, frame)
-            logits += spread(score_window(rules, head, zero, band, frame, FIXED), FIXED)
-        logits = hide(logits, rules, 0, 0, here.keys, frame, FIXED)
+                ends = (zero - tiles.FARTHEST, tiles.FARTHEST - zero)
+            band = tiles.within_vector(ends, frame)
+            logits += tiles.spread(tiles.score_window(rules, head, zero, band, frame, FIXED), FIXED)
+        logits = tiles.hide(logits, rules, 0, 0, here.keys, frame, FIXED)
         if rules.mask is not None:
-            logits = add_mask(logits, rules.mask, here, head, 0, 0, FIXED)
+            logits = tiles.add_mask(logits, rules.mask, here, head, 0, 0, FIXED)
         p = tl.exp2(logits - norm[:, None])
         grad_p = tl.dot(grad, tl.trans(v))
         dropped = p
         if rules.dropout is not None:
-            keep = kept(rules.dropout, here, head, 0, 0, FIXED)
+            keep = tiles.kept(rules.dropout, here, head, 0, 0, FIXED)
             grad_p = tl.where(keep, grad_p * rules.dropout.kept_scale, 0.0)
             dropped = tl.where(keep, p * rules.dropout.kept_scale, 0.0)
         grad_v = tl.dot(tl.trans(dropped.to(grad.dtype)), grad)
@@ -100,9 +86,9 @@ def small_kernel(
         written(grad_key, grad_k, here, here.keys, FIXED.WIDTH, FIXED.WHOLE)
         written(grad_query, grad_q, here, here.queries, FIXED.WIDTH, FIXED.WHOLE)
     if sums is not None:
-        slots = diagonal_sums(total, 0, BLOCK, FIXED.PARTS)
+        slots = scores.diagonal_sums(total, 0, BLOCK, FIXED.PARTS)
         is_first = tl.arange(0, BLOCK * FIXED.PARTS // 2) // FIXED.PARTS % FIXED.PARTS == 0
         sums += tl.program_id(0).to(tl.int64) * (2 * BLOCK)
         for number in tl.static_range(4):
-            spots = sums + distances(number, BLOCK, FIXED.PARTS)
-            tl.store(spots, all_parts(slots[number], BLOCK, FIXED.PARTS), mask=is_first)
+            spots = sums + scores.distances(number, BLOCK, FIXED.PARTS)
+            tl.store(spots, scores.all_parts(slots[number], BLOCK, FIXED.PARTS), mask=is_first)
