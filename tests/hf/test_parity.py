@@ -38,7 +38,8 @@ SLIDING = ("mistral",)
 DECODERS = (*tiny.DECODERS, "mistral", "qwen2", "qwen3")
 ROTARY = (*tiny.ROTARY, "mistral", "qwen2", "qwen3", "modernbert")
 # Both run the same operations; only the scores of all layers are computed at once by the package.
-EXACT = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float64: 1e-12}
+# Not float64: stock eager code takes its softmax in float32.
+EXACT = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,7 @@ def compare(remote, folder, name, dtype, implementations, tokens=6):
                 continue
             torch.testing.assert_close(found[0], expected[0], **near)
             first = found if first is None else first
-            if dtype in (torch.float32, torch.float64):
+            if dtype == torch.float32:
                 assert torch.equal(found[1], expected[1])
                 # A cache changes nothing, a window that slides over it included.
                 assert torch.equal(found[1], first[1])

@@ -135,7 +135,7 @@ def choose_backend(call: Call) -> str:
 
     benchmarks/results has the measurements behind 2 (in bfloat16), 3 and 4.
     """
-    dense = sdpa.is_dense(call)
+    dense = call.biased or sdpa.is_dense(call)
     device = call.query.device.type
     dense_is_fine = (
         device != "cpu" and call.query.dtype not in HALF and sdpa.dense_elements(call) <= 2**28

@@ -180,7 +180,8 @@ class Blocks:
             mixed = torch.bmm(lanes, self.keys_of(self.value_lanes, block))
             mixed = mixed.view(*weights.shape[:3], -1)
             # A blind query has total 0 and, so, mixed 0.
-            mixed *= kept_scale(self.dropout_p) / total.masked_fill(total == 0, 1.0)
+            factor = 1.0 if self.seed is None else kept_scale(self.dropout_p)
+            mixed *= factor / total.masked_fill(total == 0, 1.0)
             self._store(output, block, mixed)
             self._store(lse, block, (peak + total.log()).squeeze(-1))
             self._store(norms, block, torch.cat((peak, total), dim=-1))

@@ -64,6 +64,12 @@ class Call:
         return self.query.numel() == 0 or self.key.numel() == 0 or no_sequence
 
     @property
+    def biased(self) -> bool:
+        """Whether anything but a causal mask is added to the logits."""
+        windowed = self.window != (None, None)
+        return self.scores is not None or self.attn_mask is not None or self.packed or windowed
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype in which logits and their softmax are computed."""
         return torch.promote_types(self.query.dtype, torch.float32)

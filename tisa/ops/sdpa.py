@@ -27,7 +27,7 @@ def refuses(call: Call) -> str | None:
 def is_dense(call: Call) -> bool:
     """Whether the call makes this backend write a bias of queries × keys."""
     # In this order: asking how lengths compare would tie an exported graph to the answer.
-    return _has_bias(call) or not (_sees_everything(call) or _causal_from_top_left(call))
+    return call.biased or not (_sees_everything(call) or _causal_from_top_left(call))
 
 
 def dense_elements(call: Call) -> int:
@@ -63,11 +63,6 @@ def attend(call: Call) -> tuple[Float[Tensor, "*batch_heads queries value_dim"],
     if blind is not None:
         output = output.masked_fill(blind, 0.0)
     return (output[0].transpose(0, 1) if call.packed else output), None
-
-
-def _has_bias(call: Call) -> bool:
-    windowed = call.window != (None, None)
-    return call.scores is not None or call.attn_mask is not None or call.packed or windowed
 
 
 def _sees_everything(call: Call) -> bool:
