@@ -2,8 +2,7 @@
 
 Backends are tested against the reference. Every line imports only from lines above it:
 
-    call.py        the validated call that every backend is given
-    context.py     what goes on around a call: gradients, transforms, autocast
+    call.py        the validated call that every backend is given, and what goes on around it
     dropout.py     which weights are dropped: a pure function of seed and place
     schema.py      an operator of PyTorch whose inputs are a NamedTuple
     validation.py  arguments in, a call or an error out

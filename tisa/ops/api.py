@@ -7,8 +7,7 @@ import torch
 
 from tisa.offsets import Window
 from tisa.ops import chunked, reference, repeats, sdpa
-from tisa.ops.call import Call
-from tisa.ops.context import exporting, without_autocast
+from tisa.ops.call import Call, exporting, without_autocast
 from tisa.ops.validation import checked_call
 from tisa.shapes import Bool, Float, Int, Int32, Tensor
 

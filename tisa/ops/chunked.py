@@ -16,8 +16,7 @@ from torch import Tensor
 
 from tisa.offsets import recentred
 from tisa.ops.blocks import Blocks
-from tisa.ops.call import Call
-from tisa.ops.context import needs_gradient, transformed, without_autocast
+from tisa.ops.call import Call, needs_gradient, transformed, without_autocast
 from tisa.ops.dropout import dropout_seed
 from tisa.ops.schema import refuse_second_derivative, schema
 

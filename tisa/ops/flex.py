@@ -18,8 +18,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 from tisa.offsets import Window, entry_of, offset_of
-from tisa.ops.call import Call
-from tisa.ops.context import needs_gradient, transformed
+from tisa.ops.call import Call, needs_gradient, transformed
 from tisa.shapes import Float, Tensor
 
 # With a captured vector the default tiles need more shared memory than an H100 or H200 has.

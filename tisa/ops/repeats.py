@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from tisa.ops.context import autocast_enabled, identity, plain
+from tisa.ops.call import autocast_enabled, identity, plain
 from tisa.shapes import Tensor
 
 # From query, key, value, scores, band and mask to the output.

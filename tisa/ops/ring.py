@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from tisa.offsets import span
 from tisa.ops.api import attention
-from tisa.ops.context import autocast_enabled
+from tisa.ops.call import autocast_enabled
 from tisa.ops.validation import autocast
 from tisa.shapes import Float, Int, Int32, Tensor
 

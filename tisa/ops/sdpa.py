@@ -10,8 +10,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tisa.offsets import visible_keys
-from tisa.ops.call import Call
-from tisa.ops.context import transformed
+from tisa.ops.call import Call, transformed
 from tisa.shapes import Float, Tensor
 
 

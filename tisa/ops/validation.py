@@ -10,8 +10,7 @@ from typing import NoReturn
 import torch
 
 from tisa.offsets import Window, default_query_start, span
-from tisa.ops.call import Call
-from tisa.ops.context import autocast_enabled
+from tisa.ops.call import Call, autocast_enabled
 from tisa.shapes import Tensor
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

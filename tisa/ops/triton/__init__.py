@@ -23,8 +23,7 @@ import math
 import torch
 from torch import Tensor
 
-from tisa.ops.call import Call
-from tisa.ops.context import needs_gradient, transformed
+from tisa.ops.call import Call, needs_gradient, transformed
 from tisa.ops.dropout import dropout_seed
 from tisa.ops.repeats import Repeat
 from tisa.ops.triton import operators

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tisa.ops.context import needs_gradient, plain
+from tisa.ops.call import needs_gradient, plain
 from tisa.ops.repeats import Repeat
 from tisa.ops.schema import refuse_second_derivative, schema
 from tisa.ops.triton import plan, plan_backward
