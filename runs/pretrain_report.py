@@ -4,8 +4,8 @@
     python3 runs/pretrain_report.py report FOLDER --out FOLDER
     python3 runs/pretrain_report.py far FILE FILE … --out FOLDER
 
-FOLDER has a folder for each run, as runs/pretrain_grid.py leaves them (or its archive, unpacked),
-or is the file records.jsonl that `report` writes. `far` joins what `tisa-lab extrapolate` wrote
+FOLDER has a folder for each run, as a grid of `tisa-lab pretrain` leaves them, and its
+records.jsonl; or it is such a file of records. `far` joins what `tisa-lab extrapolate` wrote
 about the same windows, files extrapolation.json.
 """
 

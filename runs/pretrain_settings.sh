@@ -8,6 +8,8 @@ out=${OUT:-$work/results}          # what is kept
 jobs=${JOBS:-6}                    # runs at a time on the GPU
 seconds=${SECONDS_EACH:-500}       # for this script
 export PYTHONPATH="$PWD:$PWD/lab${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4} TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-4}
+export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$work/inductor} TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$work/triton}
 data="$work/corpus"
 mkdir -p "$data" "$out"
 for part in train valid; do
@@ -22,13 +24,31 @@ if [ -n "${MPS:-}" ]; then         # runs compute at the same time instead of in
   mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
   nvidia-cuda-mps-control -d >/dev/null 2>&1 || true   # it runs already
 fi
-common="--data $data/wiki-train --valid $data/wiki-valid --layers 4 --learning-rate ${LEARNING_RATE:-1e-3} \
+common="--data $data/wiki-train --valid $data/wiki-valid --num-hidden-layers 4 --learning-rate ${LEARNING_RATE:-1e-3} \
   --log-every 50 --checkpoint-every 800 --valid-tokens 400000 ${FAST:---bf16 --compile}"
 # 18.8 M parameters besides the positions. Embeddings as wide as the rest: absolute positions leave the plateau of
 # `none` after 600 steps, with ALBERT's of 128 only after 1,200 or 1,500 (docs/log.md).
-encoder="$common --hidden 384 --heads 6 --embedding 384 --objective mlm --norm ${NORM:-post} --lengths ${LENGTH:-128} \
+encoder="$common --hidden-size 384 --num-attention-heads 6 --embedding-size 384 --objective mlm --norm ${NORM:-post} --lengths ${LENGTH:-128} \
   --batch-tokens ${BATCH_TOKENS:-32768} --steps ${STEPS:-2000} --evaluate-every ${EVERY:-200}"
 # 16.6 M: ALBERT's embeddings.
-decoder="$common --hidden 512 --heads 8 --embedding 128 --objective causal --lengths 512 \
+decoder="$common --hidden-size 512 --num-attention-heads 8 --embedding-size 128 --objective causal --lengths 512 \
   --batch-tokens ${BATCH_TOKENS:-16384} --steps ${STEPS:-2000} --evaluate-every ${EVERY:-500}"
 extra=${EXTRA:-}                   # further options, for a rehearsal on a CPU: see docs/pretraining.md
+# train FOLDER OPTIONS…: a grid in $work/FOLDER, its small results in $out. Lines of runs that were finished elsewhere
+# (carry/FOLDER.jsonl, an earlier $out/FOLDER.jsonl) are not trained again.
+train() {
+  local name=$1; shift
+  mkdir -p "$work/$name"
+  [ -f "$work/$name/records.jsonl" ] || cp "$carried/$name.jsonl" "$work/$name/records.jsonl" 2>/dev/null || true
+  "$python" -m tisa_lab.cli pretrain --out "$work/$name" --executor pool --workers "$jobs" --max-seconds "$seconds" "$@" $extra || true
+  cp "$work/$name/records.jsonl" "$out/$name.jsonl" || true
+  (cd "$work/$name" && find . -name '*.json' -o -name records.jsonl -o -name losses.npy -o -name table.npy -o -name log.txt) |
+    grep -v -e /checkpoints/ -e /model/ | tar czf "$out/$name.tar.gz" -C "$work/$name" -T -
+}
+report() {                         # report FOLDER: tables and figures of a grid
+  "$python" runs/pretrain_report.py report "$work/$1" --out "$work/report/$1" || true
+}
+read_far() {                       # read_far FOLDER RESULT: the finished models of a grid past their training length
+  "$python" -m tisa_lab.cli extrapolate $(for f in "$work/$1"/*/model/config.json; do dirname "$(dirname "$f")"; done) \
+    --data "$data/wiki-valid" --lengths "${LENGTHS:-512,1024,2048,4096,8192}" --stride "${STRIDE:-512}" ${READ:---bf16} --out "$out/$2"
+}

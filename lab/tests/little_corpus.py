@@ -20,8 +20,9 @@ def text(documents=60, seed=1, longest=40):
 
 # What a run of the command line is given, beside --data and --out.
 SMALL = [
-    "--tokenizer", "bytes", "--hidden", "16", "--layers", "2", "--heads", "2", "--embedding", "8",
-    "--lengths", "32", "--batch-tokens", "256", "--device", "cpu", "--learning-rate", "0.01",
+    "--tokenizer", "bytes", "--hidden-size", "16", "--num-hidden-layers", "2",
+    "--num-attention-heads", "2", "--embedding-size", "8", "--lengths", "32",
+    "--batch-tokens", "256", "--device", "cpu", "--learning-rate", "0.01",
 ]  # fmt: skip
 
 

@@ -1,14 +1,11 @@
-"""Records become tables and figures; the gate; a grid of runs that is started twice."""
+"""Records become tables and figures; the gate."""
 
 import copy
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from little_corpus import ROOT, SMALL, environment, text
 from tisa_lab.pretrain.report import (
     gate,
     groups_of,
@@ -132,35 +129,20 @@ def test_records_are_kept_as_lines(tmp_path):
     assert markdown(groups_of(kept)) == markdown(groups_of(records))
 
 
-@pytest.mark.full
-def test_a_grid_of_runs_is_finished_once(tmp_path):
-    (tmp_path / "corpus.txt").write_text(text())
-    lines = "none-0 --position none\nbroken-0 --position lemon\nSOME=1 tisa-0 --position tisa\n"
-    command = [
-        sys.executable, ROOT / "runs/pretrain_grid.py", tmp_path / "runs", "--jobs", "1",
-        "--collect", tmp_path / "small.tar.gz", "--", "--data", tmp_path / "corpus.txt", "--valid",
-        tmp_path / "corpus.txt", *SMALL, "--steps", "3",
-    ]  # fmt: skip
-    first = subprocess.run(
-        [*map(str, command)], input=lines, capture_output=True, text=True, env=environment()
+def test_a_run_that_diverged_is_a_result(tmp_path):
+    nan = record("near-far", 0, 4.0) | {"diverged": {"step": 7}, "curves": {}}
+    nan["evaluations"] = nan["evaluations"][:1]
+    groups = groups_of([*RECORDS, nan, record("near-far", 1, 4.1)])
+    assert groups[-1].label == "near-far"
+    assert (
+        markdown(groups).splitlines()[-1].startswith("| near-far | diverged (1 of 2) | 2 | – | –")
     )
-    assert first.returncode == 1
-    assert "not begun: none; failed: broken-0" in first.stdout
-    assert "did you mean" in first.stdout or "take one of" in first.stdout
-    again = subprocess.run(
-        [*map(str, command)], input=lines, capture_output=True, text=True, env=environment()
-    )
-    assert "none-0: done: finished before" in again.stdout
-    more = subprocess.run(
-        [*map(str, command[:-1]), "4"], input=lines, capture_output=True, text=True,
-        env=environment(),
-    )  # fmt: skip
-    assert "none-0: FAILED" in more.stdout
-    assert "steps: 3 there, 4 asked for" in more.stdout
-    report = subprocess.run(
-        [sys.executable, ROOT / "runs/pretrain_report.py", "report", tmp_path / "runs", "--out",
-         tmp_path / "report"],
-        capture_output=True, text=True, env=environment(),
-    )  # fmt: skip
-    assert report.returncode == 0, report.stderr
-    assert (tmp_path / "report" / "tables.md").is_file()
+    assert write_figures(groups, tmp_path, tmp_path / "figures")
+
+
+def test_lines_that_were_given_back_count_beside_folders(tmp_path):
+    (tmp_path / "records.jsonl").write_text(lines_of(RECORDS[:4]))
+    for number, one in enumerate(RECORDS[3:]):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "record.json").write_text(json.dumps(one))
+    assert markdown(groups_of(read_records(tmp_path))) == markdown(groups_of(RECORDS))

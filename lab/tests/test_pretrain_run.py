@@ -86,6 +86,16 @@ def test_a_run_learns_and_goes_on_to_the_bit(corpus, tmp_path, objective):
     assert run(config, corpus, out, valid=corpus, settings=SETTINGS) == again
 
 
+def test_a_folder_in_which_somebody_trains_is_refused(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "PATIENCE", 0.0)
+    with (
+        checkpoints.held(tmp_path / "run"),
+        pytest.raises(BlockingIOError, match=rf"that process {os.getpid()} on .* trains in"),
+    ):
+        run(PretrainConfig(**SIZES), corpus, tmp_path / "run", settings=SETTINGS)
+    assert run(PretrainConfig(**SIZES), corpus, tmp_path / "run", settings=SETTINGS)
+
+
 def test_micro_batches_change_nothing(corpus, tmp_path):
     config = PretrainConfig(**SIZES)
     run(config, corpus, tmp_path / "one", settings=SETTINGS)

@@ -128,7 +128,7 @@ class View(Protocol):
         """Hear that a job is being done."""
 
     def finished(self, job: Any, outcome: Any) -> None:
-        """Hear of its record, or of the exception with which it failed."""
+        """Hear of its record, of the exception with which it failed, or None: it is unfinished."""
 
     def elsewhere(self, jobs: Sequence[Any], done: set[str]) -> None:
         """Hear which jobs are left that other processes do, and what all have finished."""
@@ -198,12 +198,14 @@ def sweep(
     executor: Executor,
     view: View,
     together: Together | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[tuple[Any, Exception]]:
     """Do every job that the folder has no record of; return those that failed, with the reason.
 
     Jobs that another process has claimed are waited for, and done here if it dies. A job that
     failed is not tried again in this sweep, but in the next one. `together` divides jobs into
-    groups; the executor is then given jobs of one group at a time.
+    groups; the executor is then given jobs of one group at a time. Where `stop` says so no further
+    job is begun. A job whose outcome is None was left unfinished, and goes on in the next sweep.
     """
     done = records.done()
     view.begin(jobs, done)
@@ -213,15 +215,19 @@ def sweep(
     failed: list[tuple[Any, Exception]] = []
     try:
         while waiting or claims:
+            if stop():
+                waiting.clear()
             for job in _claimed(waiting, claims, records, executor.free(), together):
                 tries[job] = tries.get(job, 0) + 1
                 view.started(job)
                 executor.submit(job)
-            if not claims:
+            if not claims and waiting:
                 view.elsewhere(waiting, records.done())
             finished = executor.collect()
             # All at once: a full disk at the first would else be the end of the others too.
-            records.append(*(found for _, found in finished if not isinstance(found, Exception)))
+            records.append(
+                *(found for _, found in finished if not isinstance(found, Exception | None))
+            )
             for job, outcome in finished:
                 if isinstance(outcome, Lost) and tries[job] < TRIES:
                     waiting.append(job)

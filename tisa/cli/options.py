@@ -97,7 +97,9 @@ def _options(function: Callable[..., Any]) -> Iterator[tuple[str, Place]]:
 
 
 def _helps(source: Any) -> dict[str, str]:
-    told = {one.arg_name: one.description or "" for one in parse(getdoc(source) or "").params}
+    """Return what a docstring says about each argument; of a class also what its bases say."""
+    texts = [one.__doc__ or "" for one in reversed(getattr(source, "__mro__", (source,)))]
+    told = {one.arg_name: one.description or "" for text in texts for one in parse(text).params}
     return {name: " ".join((words[:1].upper() + words[1:]).split()) for name, words in told.items()}
 
 

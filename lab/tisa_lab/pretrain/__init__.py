@@ -10,6 +10,7 @@ launching.py    where a run takes place: accelerate; what does not fit; what it 
 checkpoints.py  a run's folder: which run it is, checkpoints, the model and the record
 training.py     one run from top to bottom
 report.py       records in, tables and figures out
+grid.py         methods × rates × seeds, several runs at a time
 
 docs/pretraining.md tells how it is used.
 """

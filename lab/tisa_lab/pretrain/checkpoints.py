@@ -33,9 +33,9 @@ PATIENCE = 12.0
 
 
 @contextmanager
-def held(out: Path, *, patience: float = PATIENCE) -> Iterator[None]:
+def held(out: Path) -> Iterator[None]:
     """Keep other processes out of a run's folder; say who has it where that is another one."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + PATIENCE
     while True:
         with locked(out / ".lock", wait=False) as had:
             if had:

@@ -1,6 +1,7 @@
 """Records of finished runs in; tables, the gate and figures out."""
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tisa.analysis.toeplitz import written
 from tisa.packages import needed
 
 
@@ -24,8 +24,11 @@ class Group:
 
     @property
     def losses(self) -> list[float]:
-        """The last validation loss of each seed."""
-        return [record["evaluations"][-1]["loss"] for record in self.records]
+        """The last validation loss of each seed; infinite for one that diverged."""
+        return [
+            math.inf if "diverged" in record else record["evaluations"][-1]["loss"]
+            for record in self.records
+        ]
 
     @property
     def mean(self) -> float:
@@ -42,6 +45,8 @@ class Group:
 
         Between two evaluations the loss is taken as a straight line; the mean over seeds.
         """
+        if math.isinf(self.mean):
+            return None
         found = [_crossing(record["evaluations"], level) for record in self.records]
         return None if None in found else statistics.fmean(x for x in found if x is not None)
 
@@ -55,24 +60,36 @@ def _crossing(evaluations: list[dict[str, Any]], level: float) -> float | None:
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of all finished runs in the folders of a folder, or of a file of lines."""
+    """Return the records of all finished runs in the folders of a folder, or of a file of lines.
+
+    Runs that have a line in its records.jsonl are read from there where their folders are gone.
+    """
     if folder.is_file():
         return [json.loads(line) for line in folder.read_text().splitlines()]
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*/record.json"))]
+    found: dict[str, dict[str, Any]] = {}
+    lines = folder / "records.jsonl"
+    paths = sorted(folder.glob("*/record.json"))
+    for one in (
+        *(read_records(lines) if lines.is_file() else ()),
+        *(json.loads(path.read_text()) for path in paths),
+    ):
+        found[json.dumps(one["config"], sort_keys=True)] = one
     if not found:
         raise ValueError(f"{folder}: expected folders of finished runs, got none")
-    return found
+    return list(found.values())
 
 
 def lines_of(records: list[dict[str, Any]]) -> str:
-    """Return one line for each run, small enough to be kept: no losses of single steps."""
-    kept = []
-    for record in records:
-        some = {name: value for name, value in record.items() if name != "loss"}
-        if some.get("curves"):
-            some["curves"] = some["curves"] | {"scores": _rounded(some["curves"]["scores"])}
-        kept.append(json.dumps(some) + "\n")
-    return "".join(kept)
+    """Return one line for each run."""
+    return "".join(f"{line_of(record)}\n" for record in records)
+
+
+def line_of(record: dict[str, Any]) -> str:
+    """Return a record as one line, small enough to be kept: no losses of single steps."""
+    some = {name: value for name, value in record.items() if name != "loss"}
+    if some.get("curves"):
+        some["curves"] = some["curves"] | {"scores": _rounded(some["curves"]["scores"])}
+    return json.dumps(some)
 
 
 def _rounded(value: Any) -> Any:
@@ -155,7 +172,10 @@ def markdown(groups: list[Group]) -> str:
     ]
     for group in groups:
         spread = "1" if group.spread is None else f"{len(group.records)} ({group.spread:.4f})"
-        gain = "–" if none is None else f"{none - group.mean:+.4f}"
+        mean, gain = f"{group.mean:.4f}", "–" if none is None else f"{none - group.mean:+.4f}"
+        if math.isinf(group.mean):
+            mean, gain = f"diverged ({group.losses.count(math.inf)} of {len(group.losses)})", "–"
+            spread = str(len(group.records))
         passes = None if none is None or group.label == "none" else group.tokens_to(none)
         after = "–" if passes is None else f"{passes / 1e6:.1f} M"
         speeds = [r["speed"].get("step_seconds") for r in group.records]
@@ -163,14 +183,16 @@ def markdown(groups: list[Group]) -> str:
         step = f"{1000 * min(known):.1f} ms" if known else "–"
         parameters = group.records[0]["parameters"]["positional"]
         lines.append(
-            f"| {group.label} | {group.mean:.4f} | {spread} | {gain} | {after} "
-            f"| {parameters:,} | {step} |"
+            f"| {group.label} | {mean} | {spread} | {gain} | {after} | {parameters:,} | {step} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def tables_over_time(groups: list[Group]) -> str:
     """Return the Toeplitz R² of P as training goes on, beside chance, for methods with a table."""
+    # Not before it is needed: it brings the whole of the analysis.
+    from tisa.analysis.toeplitz import written
+
     lines = []
     for group in groups:
         seen = group.records[0]["evaluations"]
@@ -204,6 +226,8 @@ def loss_curves(groups: Sequence[Group]) -> Any:
     for group, colour in zip(groups, colours, strict=True):
         for number, record in enumerate(group.records):
             points = [(e["tokens"] / 1e6, e["loss"]) for e in record["evaluations"] if e["step"]]
+            if not points:  # It diverged before the first evaluation.
+                continue
             axis.plot(*zip(*points, strict=True), color=colour, linewidth=1.3,
                       label=None if number else group.label)  # fmt: skip
     axis.set_xlabel("million tokens")
