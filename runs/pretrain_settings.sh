@@ -34,8 +34,8 @@ encoder="$common --hidden-size 384 --num-attention-heads 6 --embedding-size 384 
 decoder="$common --hidden-size 512 --num-attention-heads 8 --embedding-size 128 --objective causal --lengths 512 \
   --batch-tokens ${BATCH_TOKENS:-16384} --steps ${STEPS:-2000} --evaluate-every ${EVERY:-500}"
 extra=${EXTRA:-}                   # further options, for a rehearsal on a CPU: see docs/pretraining.md
-# train FOLDER OPTIONS…: a grid in $work/FOLDER, its small results in $out. Lines of runs that were finished elsewhere
-# (carry/FOLDER.jsonl, an earlier $out/FOLDER.jsonl) are not trained again.
+# train FOLDER OPTIONS…: a grid in $work/FOLDER, its small results in $out. What an earlier piece left there as FOLDER.jsonl
+# and is given back in carry/ is not trained again.
 train() {
   local name=$1; shift
   mkdir -p "$work/$name"

@@ -69,17 +69,17 @@ def command(*arguments):
         (["--data", "CORPUS", "--micro-tokens", "0"], "micro_tokens must be at least 1"),
         (["--data", "CORPUS", "--micro-tokens", "-32"], "micro_tokens must be at least 1"),
         (["--data", "CORPUS", "--max-seconds", "0"], "max_seconds must be more than 0"),
-        (["--data", "CORPUS", "--lengths", "a:b"], "--lengths"),
+        (["--data", "CORPUS", "--lengths", "a:b"], "expected numbers as in 128:0.9"),
         (["--data", "CORPUS", "--lengths", "32:0.5,64:0.4"], "add up to 1"),
         (["--data", "CORPUS", "--batch-tokens", "3200000"], "rows of 32 tokens of one step"),
-        (["--data", "CORPUS", "--objective", "both"], "objective must be"),
+        (["--data", "CORPUS", "--objective", "both"], "--objective"),
         (["--data", "CORPUS", "--dataset", "x"], "and not both"),
         (["--data", "CORPUS", "--valid", "none.txt"], "none.txt: expected"),
         (["--data", "CORPUS", "--device", "cuda"], "device must be one that this machine has"),
         (["--data", "CORPUS", "--report-to", "nothing"], "nothing"),
         (["--data", "CORPUS", "--scores-learning-rate", "-1"], "must be at least 0, got -1"),
         (["--data", "CORPUS", "--weight-decay", "-0.1"], "weight_decay must be at least 0"),
-        (["--data", "CORPUS", "--hidden", "15"], "multiple of num_attention_heads"),
+        (["--data", "CORPUS", "--hidden-size", "15"], "multiple of num_attention_heads"),
         ([], "expected files, a prepared folder or a dataset"),
     ],
 )
@@ -93,7 +93,7 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path, arguments, messa
         assert shown.exit_code != 0
         assert message in said
     assert not list((tmp_path / "run").glob("checkpoints/*"))
-    with pytest.raises(ValueError, match="out"):
+    with pytest.raises(ValueError, match="out: expected"):
         raise command(*SMALL, "--data", tmp_path / "corpus.txt")[0].exception
 
 
