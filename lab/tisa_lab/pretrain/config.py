@@ -192,7 +192,7 @@ class RunSettings:
 
     Args:
         micro_tokens: Tokens that a process takes at a time; the rest of its share is accumulated.
-        device: By default a GPU where there is one.
+        device: cpu or cuda; by default a GPU where there is one.
         bf16: bfloat16 products (autocast).
         compile: torch.compile.
         compile_mode: Of torch.compile; reduce-overhead: CUDA graphs.
@@ -206,7 +206,7 @@ class RunSettings:
     """
 
     micro_tokens: int | None = None
-    device: Literal["cpu", "cuda"] | None = None
+    device: str | None = None
     bf16: bool = False
     compile: bool = False
     compile_mode: str = "default"

@@ -30,7 +30,7 @@ class ProbeConfig:
         length: Tokens of the training inputs, at most.
         factors: Asked is at the length times each of these.
         steps: Updates of each method and task.
-        batch: Inputs of a step.
+        batch_size: Inputs of a step.
         hidden_size: Width.
         num_hidden_layers: Layers.
         num_attention_heads: Attention heads.
@@ -43,7 +43,7 @@ class ProbeConfig:
     length: int = 32
     factors: tuple[int, ...] = (1, 2, 4, 8)
     steps: int = 600
-    batch: int = 32
+    batch_size: int = 32
     hidden_size: int = 64
     num_hidden_layers: int = 2
     num_attention_heads: int = 4
@@ -121,7 +121,7 @@ def run(config: ProbeConfig, method: str, task: str, device: torch.device) -> di
     for _ in range(config.steps):
         shortest = config.length // 2
         drawn = torch.randint(shortest, config.length + 1, (), generator=generator)
-        tokens, answers = TASKS[task](config.batch, int(drawn), generator)
+        tokens, answers = TASKS[task](config.batch_size, int(drawn), generator)
         loss = loss_of(model, tokens.to(device), answers.to(device))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
