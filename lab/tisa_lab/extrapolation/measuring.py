@@ -56,13 +56,13 @@ def extrapolated(
         runs: Folders of finished `tisa-lab pretrain` runs.
         data: Documents: a text file, or a prepared folder.
         lengths: Tokens in a window.
-        modes: whole (no overlap), sliding.
+        modes: Windows without overlap (whole), or sliding.
         stride: Tokens from one sliding window to the next.
         max_tokens: Enough tokens to measure on.
         batch_tokens: Tokens read at once.
         split: What ends a document in a text file: a blank line, any line, the file.
         text_column: Of Parquet files.
-        bf16: bfloat16 products.
+        bf16: Products in bfloat16.
         device: By default a GPU where there is one.
         command: For the record.
         progress: Told a line for each length and mode.

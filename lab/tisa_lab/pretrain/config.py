@@ -30,7 +30,7 @@ class Recipe:
     """What runs that are compared have in common; an ALBERT-style encoder of 16 M parameters.
 
     Args:
-        objective: mlm: an encoder that fills masks; causal: a decoder.
+        objective: An encoder that fills masks (mlm), or a decoder (causal).
         hidden_size: Width.
         num_hidden_layers: Layers, or passes through the shared one.
         num_attention_heads: Attention heads.
@@ -192,9 +192,9 @@ class RunSettings:
 
     Args:
         micro_tokens: Tokens that a process takes at a time; the rest of its share is accumulated.
-        device: cpu or cuda; by default a GPU where there is one.
-        bf16: bfloat16 products (autocast).
-        compile: torch.compile.
+        device: Where to compute: cpu or cuda; by default a GPU where there is one.
+        bf16: Products in bfloat16 (autocast).
+        compile: Compile the model (torch.compile).
         compile_mode: Of torch.compile; reduce-overhead: CUDA graphs.
         report_to: Trackers of accelerate: tensorboard, wandb, …
         log_every: Steps between two lines about loss and speed.

@@ -262,8 +262,8 @@ class CorpusNames:
     Args:
         data: Files (.txt, .txt.xz, .parquet; repeat it), or one prepared folder.
         dataset: Instead of files: NAME[:CONFIG[:SPLIT]] on the hub.
-        tokenizer: bytes, a SentencePiece file (*.model), or what transformers loads; a prepared
-            folder has its own.
+        tokenizer: By name: bytes, a SentencePiece file (*.model), or what transformers loads; a
+            prepared folder has its own.
         split: What ends a document in a text file: a blank line, any line, the file.
         text_column: Of Parquet files and datasets.
     """
