@@ -5,7 +5,6 @@ options.py   a command's options, read from its function
 analyze.py   what models know about position
 convert.py   a Hugging Face model with scores of the offset
 doctor.py    what works on this machine
-device.py    what was given as --device, checked
 __main__.py  the same for launchers: python -m tisa.cli
 """
 
