@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+import tisa
 from tisa.ops import attention
 from tisa.ops.api import BACKENDS
 from tisa.scoring import TISA
@@ -39,7 +40,7 @@ def examined() -> dict[str, Any]:
     """Return what is installed, which devices there are, and which backends work on them."""
     return {
         "versions": {
-            "tisa": _version("tisa"),
+            "tisa": tisa.__version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
             **{name: _version(name) for name in OPTIONAL},
