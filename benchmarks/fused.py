@@ -1,6 +1,7 @@
 """Time and memory of attention with a trained score vector on a GPU, beside attention without one.
 
     PYTHONPATH=. python3 benchmarks/fused.py [--only gate causal wide decode] [--rounds 30]
+        [--before benchmarks/results/2026-11-15-fused-gpu.json]
 
 One step is attention and (forward + backward) the gradients of query, key, value and score vector.
 Contenders, all in one run, taking turns, so that they meet the same clock:
@@ -339,6 +340,32 @@ def table(record: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def compared(record: dict, before: dict) -> str:
+    """Return, for each row of both records, by how much it has become slower, limit beside limit.
+
+    A row counts in units of the limit of its own run, so that two days' clocks do not matter.
+    """
+
+    def units(of: dict) -> dict[tuple[str, ...], float]:
+        kinds: dict[tuple[str, str], list[dict]] = {}
+        for row in of["rows"]:
+            kinds.setdefault((row["label"], row["mode"]), []).append(row)
+        found = {}
+        for kind, rows in kinds.items():
+            limit = next((r for r in rows if r["contender"] == CUDNN), rows[0])
+            for row in rows:
+                for way in ("graph", "eager"):
+                    if way in row and way in limit:
+                        ratio = row[way]["p50"] / limit[way]["p50"]
+                        found[(*kind, row["contender"], way)] = ratio
+        return found
+
+    now, then = units(record), units(before)
+    lines = [f"× of commit {before['commit']}: below 1 is faster", ""]
+    lines += [f"{now[k] / then[k]:.3f}  {'; '.join(k)}" for k in now if k in then]
+    return "\n".join(lines)
+
+
 def draw(record: dict, path: Path) -> None:
     """Write a figure: time of a step against the length, relative to no positions at all."""
     import matplotlib
@@ -392,6 +419,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(GROUPS), choices=GROUPS)
     parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out")
     parser.add_argument("--commit", default="unknown", help="what is measured")
+    parser.add_argument("--before", type=Path, help="an earlier record, to print ratios to it")
     parser.add_argument("--draw", nargs=2, type=Path, metavar=("RECORD", "FIGURE"),
                         help="measure nothing, draw a record")  # fmt: skip
     arguments = parser.parse_args()
@@ -422,6 +450,8 @@ def main() -> None:
                 stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
                 stem.with_suffix(".md").write_text(table(record))
     print(table(record))
+    if arguments.before:
+        print(compared(record, json.loads(arguments.before.read_text())))
     wrong = [row for row in record["rows"] if row.get("skipped", "").startswith("WRONG")]
     if wrong:
         sys.exit(f"{len(wrong)} of {len(record['rows'])} checks failed")
