@@ -73,18 +73,22 @@ def test_every_command_prints_json():
 
 
 def test_an_option_has_one_type_and_default_everywhere():
-    kinds, seeds = {}, set()
+    kinds, seeds, devices = {}, set(), set()
     for name in COMMANDS:
         for option, argument in options(name).items():
             if option in ("--out", "--seed", "--device", "--data-dir", "--json", "--dry-run"):
                 kinds.setdefault(option, set()).add(argument.resolved_hint)
             if option == "--seed":
                 seeds.add(argument.field_info.default)
+            if option == "--device":
+                devices.add(argument.field_info.default)
     assert kinds == {
         "--out": {Path}, "--seed": {int}, "--device": {str}, "--data-dir": {Path},
         "--json": {bool}, "--dry-run": {bool},
     }  # fmt: skip
     assert seeds == {0}
+    # A GPU where there is one: tisa.devices.device_named.
+    assert devices == {None}
 
 
 def test_the_words_are_those_of_the_page():
@@ -154,6 +158,9 @@ def test_exit_code_2_and_a_sentence(monkeypatch, capsys, tmp_path, words):
         "tisa analyze model",
         "tisa-lab criteria --methods t5",
         "tisa-lab demo --offline",
+        "tisa-lab probes --tasks find",
+        "tisa-lab extrapolate run --data valid.txt",
+        "tisa-lab report table3",
         pytest.param("tisa convert model", marks=pytest.mark.full),
     ],
 )

@@ -31,6 +31,7 @@ def command(
         **options: What is measured.
     """
     from tisa.packages import needed
+    from tisa.store import check_new_folder
     from tisa_lab.extrapolation.measuring import extrapolated
     from tisa_lab.extrapolation.report import markdown, write
     from tisa_lab.record import command_line
@@ -38,6 +39,7 @@ def command(
     if out is not None:
         # Before the minutes of measuring, not after them.
         needed("matplotlib", "figures", "tisa-lab")
+        check_new_folder(out, own=("extrapolation.json",))
         out.mkdir(parents=True, exist_ok=True)
     record = extrapolated(runs, command=command_line(), progress=_tell, **options)
     if out is not None:

@@ -34,6 +34,7 @@ def command(
         as_json: Print the record.
     """
     from tisa.packages import needed
+    from tisa.store import check_new_folder
     from tisa_lab.probes.report import markdown, write
     from tisa_lab.record import command_line
     from tisa_lab.view import view_for
@@ -41,6 +42,7 @@ def command(
     if out is not None:
         # Before the minutes of training, not after them.
         needed("matplotlib", "figures", "tisa-lab")
+        check_new_folder(out, own=("probes.json",))
         out.mkdir(parents=True, exist_ok=True)
     with view_for() as view:
         view.begin(len(set(methods)) * len(set(tasks)), -1, unit="models")

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from tisa.store import new_file, write_text
+from tisa.store import check_new_folder, new_file, write_text
 from tisa_lab.glue.cell import Record
 from tisa_lab.glue.report import figure, latex, markdown, table_csv, table_data
 from tisa_lab.glue.summary import summary
@@ -33,6 +33,9 @@ def command(
         score: last: of each run the last evaluation; best: the best one.
         as_json: Print every cell as JSON instead of the table.
     """
+    if out is not None:
+        # Beside the records too.
+        check_new_folder(out, own=("table3.md", "records.jsonl"))
     records = []
     for folder in folders:
         store = Records(folder.parent if folder.name == "records.jsonl" else folder, Record)
