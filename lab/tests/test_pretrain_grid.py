@@ -103,6 +103,13 @@ def test_a_loss_that_is_no_number_is_a_result(corpus_file, tmp_path):
     assert "finished before" in command.lab(alone).stderr
 
 
+def test_a_method_that_is_none_is_told_before_anything_is_trained(corpus_file, tmp_path):
+    found = command.lab(grid(corpus_file, tmp_path / "grid", "--position", "none,lemon"))
+    assert found.exit_code == 2
+    assert "take one of" in found.stderr or "did you mean" in found.stderr
+    assert not (tmp_path / "grid").exists()
+
+
 def test_out_of_time_it_keeps_what_is_there_and_goes_on(corpus_file, tmp_path):
     out = tmp_path / "grid"
     words = grid(corpus_file, out, "--position", "none,tisa", "--steps", "6")
@@ -116,9 +123,7 @@ def test_out_of_time_it_keeps_what_is_there_and_goes_on(corpus_file, tmp_path):
 
 @pytest.mark.full
 def test_a_pool_finishes_what_a_stopped_one_has_begun(corpus_file, tmp_path):
-    more = ["--position", "none,tisa,lemon", "--steps", "400", "--checkpoint-every", "1000"]
-    assert "did you mean" in command.lab(grid(corpus_file, tmp_path / "x", *more)).stderr
-    more[1] = "none,tisa"
+    more = ["--position", "none,tisa", "--steps", "150", "--checkpoint-every", "1000"]
     pool = ["--executor", "pool", "--workers", "2"]
     whole = tisa(*grid(corpus_file, tmp_path / "whole", *more))
     assert whole.returncode == 0, whole.stderr

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import torch
+
+from tisa.positions import build_position
 from tisa.transformer import TransformerConfig
 
 Objective = Literal["mlm", "causal"]
@@ -147,8 +150,10 @@ class PretrainConfig(Recipe):
         _above_0(self, "learning_rate")
         # Nobody else would refuse a negative one: the scores would be trained uphill.
         _not_negative(self, "scores_learning_rate")
-        # Says what is wrong with sizes, the method's name or its options, without a tokenizer.
-        self.transformer(16)
+        # Says what is wrong with sizes, the method's name or its options, without a tokenizer,
+        # memory or random numbers.
+        with torch.device("meta"):
+            build_position(self.position, self.transformer(16).position_config())
 
     def transformer(self, vocab_size: int) -> TransformerConfig:
         """Return the config of the model."""
