@@ -18,8 +18,9 @@ SOURCES = (f"{ROOT / 'tisa'}/", f"{ROOT / 'lab' / 'tisa_lab'}/")
 COMMANDS = {
     "glue": "glue model --tasks cola --kernels 2 --positions replace --init fit --seeds 1 "
     "--steps 2 --batch-size 8 --evaluations 1 --data-dir glue --out table3 --device cpu",
-    "pretrain": "pretrain --data corpus.txt --tokenizer bytes --hidden 16 --layers 2 --heads 2 "
-    "--embedding 8 --lengths 32 --batch-tokens 256 --device cpu --steps 2 --out run",
+    "pretrain": "pretrain --data corpus.txt --tokenizer bytes --hidden-size 16 --steps 2 "
+    "--num-hidden-layers 2 --num-attention-heads 2 --embedding-size 8 --lengths 32 "
+    "--batch-tokens 256 --device cpu --out run",
 }
 
 

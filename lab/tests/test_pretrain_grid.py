@@ -12,8 +12,8 @@ import pytest
 
 import command
 from little_corpus import ROOT, SMALL, environment, text, tisa
-from tisa_lab.pretrain.config import Length
-from tisa_lab.pretrain.grid import Grid, Run
+from tisa_lab.pretrain.config import Grid, Length
+from tisa_lab.pretrain.grid import Run
 
 METHODS = ["--position", "none,tisa:layers=first", "--learning-rate", "0.01,0.02", "--steps", "3"]
 KEYS = ["none-0.01-0", "tisa-layers=first-0.01-0", "none-0.02-0", "tisa-layers=first-0.02-0"]

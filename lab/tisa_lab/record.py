@@ -35,13 +35,15 @@ def surroundings(command: str, device: torch.device) -> dict[str, Any]:
 def commit() -> str:
     """Return the commit of this checkout, with -dirty where something was changed since.
 
-    Where the files were sent without their repository it is what stands in commit.txt beside them,
-    which the sender wrote: `git describe --always --dirty > commit.txt`.
+    Where the files were sent elsewhere it is what stands in commit.txt beside them, which the
+    sender wrote: `git describe --always --dirty > commit.txt`.
     """
     sent = ROOT / "commit.txt"
     try:
+        if sent.is_file():
+            return sent.read_text().strip()
         if not (ROOT / ".git").exists():
-            return sent.read_text().strip() if sent.is_file() else "unknown"
+            return "unknown"
         asked = ["git", "describe", "--always", "--exclude=*", f"--dirty={DIRTY}"]
         done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

@@ -5,9 +5,8 @@ import signal
 from pathlib import Path
 from typing import Any, Literal
 
-from tisa_lab.pretrain.config import RunSettings
+from tisa_lab.pretrain.config import RECORDS, Grid, RunSettings
 from tisa_lab.pretrain.corpus import CorpusNames
-from tisa_lab.pretrain.grid import Grid
 
 GRID, SETTINGS, NAMES = Grid(), RunSettings(), CorpusNames()
 
@@ -58,7 +57,6 @@ def command(
         dry_run: Check everything, print the plan, train nothing.
     """
     from tisa_lab.pretrain.checkpoints import check_run
-    from tisa_lab.pretrain.grid import RECORDS, Run, run_grid
     from tisa_lab.pretrain.launching import check_corpora, check_settings, is_first_process, plan
     from tisa_lab.pretrain.training import identity_of, run
     from tisa_lab.record import command_line
@@ -80,6 +78,8 @@ def command(
     check_corpora(grid, corpus, held_out)
     several = len(configs) > 1 or executor != "in-process" or (out / RECORDS).exists()
     if dry_run:
+        from tisa_lab.pretrain.grid import Run
+
         lines = plan(configs[0], corpus, settings)
         for config in configs:
             key = Run(config).key
@@ -91,6 +91,8 @@ def command(
     first = several or is_first_process(settings)
     with _Stopping() as stopping, view_for(shown=first) as view:
         if several:
+            from tisa_lab.pretrain.grid import run_grid
+
             failed: Any = run_grid(
                 configs, out, names, valid=valid, settings=settings, executor=executor,
                 workers=workers, address=address, view=view, command=command_line(), stop=stopping,

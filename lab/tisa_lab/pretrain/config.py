@@ -1,8 +1,10 @@
 """Everything that a run's result depends on, and how the run is carried out: frozen, checked."""
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -11,6 +13,8 @@ from tisa.positions import build_position
 from tisa.transformer import TransformerConfig
 
 Objective = Literal["mlm", "causal"]
+# In the folder of a grid: a line for each finished run.
+RECORDS = "records.jsonl"
 
 
 class Length(NamedTuple):
@@ -247,3 +251,65 @@ def _above_0(config: Any, name: str) -> None:
 def _not_negative(config: Any, name: str) -> None:
     if not 0 <= (getattr(config, name) or 0.0) < math.inf:
         raise ValueError(f"{name} must be at least 0, got {getattr(config, name)}")
+
+
+@dataclass(frozen=True)
+class Grid(Recipe):
+    """One recipe with several position methods, rates and seeds.
+
+    Args:
+        position: The position method, by name; several with commas. Options follow after colons,
+            as in tisa:layers=shared.
+        position_options: Options of all methods, as in '{"layers": "shared"}'.
+        learning_rate: The peak; several with commas.
+        scores_learning_rate: Of scores of the offset; by default ten times the other.
+        seed: Of weights, order and masks.
+        seeds: How many seeds, from the first one on.
+    """
+
+    position: tuple[str, ...] = ("tisa",)
+    position_options: dict[str, Any] = field(default_factory=dict)
+    learning_rate: tuple[float, ...] = (1e-3,)
+    scores_learning_rate: float | None = None
+    seed: int = 0
+    seeds: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seeds < 1:
+            raise ValueError(f"seeds must be at least 1, got {self.seeds}")
+
+    def configs(self) -> list[PretrainConfig]:
+        """Return every run, all of one seed before the next: each seed is a whole table."""
+        recipe = {part.name: getattr(self, part.name) for part in fields(Recipe)}
+        rates, names = dict.fromkeys(self.learning_rate), dict.fromkeys(self.position)
+        seeds = range(self.seed, self.seed + self.seeds)
+        made = []
+        for seed, rate, name in product(seeds, rates, names):
+            method, options = _method(name)
+            made.append(
+                PretrainConfig(
+                    **recipe,
+                    position=method,
+                    position_options=self.position_options | options,
+                    learning_rate=rate,
+                    scores_learning_rate=self.scores_learning_rate,
+                    seed=seed,
+                )
+            )
+        return made
+
+
+def _method(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of a method that is written as name:option=value."""
+    name, *parts = text.split(":")
+    options: dict[str, Any] = {}
+    for part in parts:
+        option, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"position: expected a method as name:option=value, got {text!r}")
+        try:
+            options[option] = json.loads(value)
+        except ValueError:
+            options[option] = value
+    return name, options

@@ -10,8 +10,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from itertools import product
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,76 +18,12 @@ import torch
 
 from tisa_lab.executors import InProcess, OnRay, Pool
 from tisa_lab.pretrain.checkpoints import check_run, differences
-from tisa_lab.pretrain.config import PretrainConfig, Recipe, RunSettings
+from tisa_lab.pretrain.config import PretrainConfig, RunSettings
 from tisa_lab.pretrain.corpus import Corpus, CorpusNames
 from tisa_lab.pretrain.report import label_of, line_of
 from tisa_lab.pretrain.training import identity_of, run
 from tisa_lab.sweep import JobRecord, Records, sweep
 from tisa_lab.view import Lines, Silent, spoken
-
-RECORDS = "records.jsonl"
-
-
-@dataclass(frozen=True)
-class Grid(Recipe):
-    """One recipe with several position methods, rates and seeds.
-
-    Args:
-        position: The position method, by name; several with commas. Options follow after colons,
-            as in tisa:layers=shared.
-        position_options: Options of all methods, as in '{"layers": "shared"}'.
-        learning_rate: The peak; several with commas.
-        scores_learning_rate: Of scores of the offset; by default ten times the other.
-        seed: Of weights, order and masks.
-        seeds: How many seeds, from the first one on.
-    """
-
-    position: tuple[str, ...] = ("tisa",)
-    position_options: dict[str, Any] = field(default_factory=dict)
-    learning_rate: tuple[float, ...] = (1e-3,)
-    scores_learning_rate: float | None = None
-    seed: int = 0
-    seeds: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.seeds < 1:
-            raise ValueError(f"seeds must be at least 1, got {self.seeds}")
-
-    def configs(self) -> list[PretrainConfig]:
-        """Return every run, all of one seed before the next: each seed is a whole table."""
-        recipe = {part.name: getattr(self, part.name) for part in fields(Recipe)}
-        rates, names = dict.fromkeys(self.learning_rate), dict.fromkeys(self.position)
-        seeds = range(self.seed, self.seed + self.seeds)
-        made = []
-        for seed, rate, name in product(seeds, rates, names):
-            method, options = _method(name)
-            made.append(
-                PretrainConfig(
-                    **recipe,
-                    position=method,
-                    position_options=self.position_options | options,
-                    learning_rate=rate,
-                    scores_learning_rate=self.scores_learning_rate,
-                    seed=seed,
-                )
-            )
-        return made
-
-
-def _method(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options of a method that is written as name:option=value."""
-    name, *parts = text.split(":")
-    options: dict[str, Any] = {}
-    for part in parts:
-        option, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(f"position: expected a method as name:option=value, got {text!r}")
-        try:
-            options[option] = json.loads(value)
-        except ValueError:
-            options[option] = value
-    return name, options
 
 
 @dataclass(frozen=True, eq=False)
