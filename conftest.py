@@ -37,5 +37,8 @@ hypothesis.settings.load_profile("tisa")
 
 
 @pytest.fixture(autouse=True)
-def _seed():
+def _as_every_test_begins():
     torch.manual_seed(0)
+    yield
+    # One test that leaves this behind breaks all that follow in its process, and none by itself.
+    assert torch.is_grad_enabled()

@@ -77,13 +77,15 @@ def answers(model, name):
     places = first + torch.cat((torch.arange(5), torch.arange(7))).unsqueeze(0)
     ends = torch.tensor([0, 5, 12], dtype=torch.int32)
     real = inputs()["attention_mask"].bool()
+    # A list: two generators side by side would leave each other's `no_grad` behind.
     with torch.no_grad():
-        yield model(**inputs()).logits[real]
+        found = [model(**inputs()).logits[real]]
         if name != "modernbert":  # It takes no packed batch of this form.
-            yield model(input_ids=ids, position_ids=places).logits
-            yield model(input_ids=ids, position_ids=places, tisa_packed=(ends, 7)).logits
+            found.append(model(input_ids=ids, position_ids=places).logits)
+            found.append(model(input_ids=ids, position_ids=places, tisa_packed=(ends, 7)).logits)
         if name not in SLIDING:
-            yield from model(input_ids=ids, output_attentions=True).attentions
+            found += model(input_ids=ids, output_attentions=True).attentions
+    return found
 
 
 def generated(model, cache, tokens):
