@@ -162,6 +162,8 @@ def test_exit_code_2_and_a_sentence(monkeypatch, capsys, tmp_path, words):
         "tisa-lab extrapolate run --data valid.txt",
         "tisa-lab report table3",
         pytest.param("tisa convert model", marks=pytest.mark.full),
+        "tisa-lab pretrain --data text.txt --tokenizer bytes",
+        pytest.param("tisa-lab glue model", marks=pytest.mark.full),
     ],
 )
 def test_out_is_never_somebody_elses_folder(tmp_path, monkeypatch, words):

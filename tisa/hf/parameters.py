@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-NO_DECAY = ("bias", "norm.weight", "layernorm.weight", "ln_f.weight")
+from tisa.parameters import grouped
 
 
 def parameter_groups(
@@ -24,37 +24,27 @@ def parameter_groups(
         weight_decay: of the weights, biases and norms aside. Scores never decay: decay would draw
             their place to the query and their width to the whole text.
     """
-    scores = [p for n, p in model.named_parameters() if p.requires_grad and is_score(n)]
-    if not scores:
+    if not any(p.requires_grad and is_score(n) for n, p in model.named_parameters()):
         raise ValueError(
             "parameter_groups: no scores among the trainable parameters; convert the model with "
             "tisa.hf.convert, and leave them trainable"
         )
-    own = 10 * lr if scores_lr is None else scores_lr
-    return [
-        *weight_groups(model, lr=lr, weight_decay=weight_decay),
-        {"params": scores, "lr": own, "weight_decay": 0.0},
-    ]
+    return grouped(model, _of_scores, lr=lr, scores_lr=scores_lr, weight_decay=weight_decay)
 
 
 def weight_groups(
     model: nn.Module, *, lr: float, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
     """Return the groups of all but the scores: weights, and those that do not decay."""
-    decayed: list[nn.Parameter] = []
-    undecayed: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad or is_score(name):
-            continue
-        plain = parameter.ndim < 2 or name.lower().endswith(NO_DECAY)
-        (undecayed if plain else decayed).append(parameter)
-    groups = [
-        {"params": decayed, "lr": lr, "weight_decay": weight_decay},
-        {"params": undecayed, "lr": lr, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    groups = grouped(model, _of_scores, lr=lr, weight_decay=weight_decay)
+    scores = {id(p) for n, p in model.named_parameters() if is_score(n)}
+    return [group for group in groups if id(group["params"][0]) not in scores]
 
 
 def is_score(name: str) -> bool:
     """Return whether a parameter of this name belongs to the positions: scores, folded vectors."""
     return "offset_scores" in name or name.endswith(".fold")
+
+
+def _of_scores(name: str, parameter: nn.Parameter) -> bool:
+    return is_score(name)

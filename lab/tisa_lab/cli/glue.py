@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tisa.cli.options import KeywordsOf
+from tisa.store import check_new_folder
 from tisa_lab.glue.cell import Cell, Record, grid
 from tisa_lab.glue.table3 import Line, Place, is_following, make_starts, plan, run_cells
 from tisa_lab.glue.tasks import Recipe, task_named
@@ -76,6 +77,7 @@ def command(
     )
     if is_following(place, out, does_run=not (dry_run or only_starts)):
         return
+    check_new_folder(out, own=("records.jsonl", "claims", "starts"))
     records = Records(out, Record)
     # Reads data and models: what is wrong with them is said before hours are spent.
     place.check(cells)

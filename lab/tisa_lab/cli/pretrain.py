@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any, Literal
 
+from tisa.store import check_new_folder
 from tisa_lab.pretrain.config import RECORDS, Grid, RunSettings
 from tisa_lab.pretrain.corpus import CorpusNames
 
@@ -71,6 +72,7 @@ def command(
         return
     if out is None:
         raise ValueError("out: expected the folder of the run, got none")
+    check_new_folder(out, own=("run.json", ".lock", "claims", RECORDS))
     configs = grid.configs()
     corpus, save_tokenizer = names.open()
     held_out = None if valid is None else names.beside(valid)

@@ -5,9 +5,7 @@ order are all that it has ever seen.
 """
 
 import json
-import os
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tisa.hf.default_text import SENTENCES
+from tisa.store import new_folder
 from tisa_lab.demo.sentences import DEEDS, HELD_OUT, TRAINING
 from tisa_lab.demo.settings import Settings
 
@@ -32,16 +31,12 @@ def small_model(
     kept = folder / "made_with.json"
     if kept.is_file() and json.loads(kept.read_text(encoding="utf-8")) == key:
         return folder
-    unfinished = out / "small-model.unfinished"
-    for old in (folder, unfinished):
-        shutil.rmtree(old, ignore_errors=True)
     tokenizer = _tokenizer()
     model = _trained(tokenizer, settings, progress)
-    unfinished.mkdir(parents=True)
-    model.save_pretrained(unfinished)
-    tokenizer.save_pretrained(unfinished)
-    (unfinished / "made_with.json").write_text(json.dumps(key), encoding="utf-8")
-    os.replace(unfinished, folder)
+    with new_folder(folder, replace=True) as unfinished:
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        (unfinished / "made_with.json").write_text(json.dumps(key), encoding="utf-8")
     return folder
 
 

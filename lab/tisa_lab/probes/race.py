@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tisa.devices import device_named
+from tisa.parameters import grouped, of_scoring
 from tisa.positions import METHODS
-from tisa.scoring import ScoringFunction
 from tisa.transformer import LanguageModel, TransformerConfig
 from tisa_lab.probes.tasks import NO_ANSWER, OFFSET, TASKS, VOCABULARY
 from tisa_lab.record import surroundings
@@ -107,11 +107,9 @@ def run(config: ProbeConfig, method: str, task: str, device: torch.device) -> di
             position=method,
         )
     ).to(device)
-    scores = {p for m in model.modules() if isinstance(m, ScoringFunction) for p in m.parameters()}
-    others = [p for p in model.parameters() if p not in scores]
-    groups = [{"params": others, "lr": config.learning_rate}]
-    if scores:
-        groups.append({"params": list(scores), "lr": config.scores_learning_rate})
+    groups = grouped(
+        model, of_scoring(model), lr=config.learning_rate, scores_lr=config.scores_learning_rate
+    )
     optimizer = torch.optim.Adam(groups, betas=(0.9, 0.98))
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 30) * (1 - step / config.steps)

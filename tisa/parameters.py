@@ -1,0 +1,44 @@
+"""Optimiser groups: weights, weights that do not decay, and scores at a rate of their own."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from tisa.scoring import ScoringFunction
+
+# Of models whose norms have two axes, or other names.
+NO_DECAY = ("bias", "norm.weight", "layernorm.weight", "ln_f.weight")
+
+
+def grouped(
+    model: nn.Module,
+    is_score: Callable[[str, nn.Parameter], bool],
+    *,
+    lr: float,
+    scores_lr: float | None = None,
+    weight_decay: float = 0.0,
+) -> list[dict[str, Any]]:
+    """Return groups of the trainable parameters, in this order, those that are empty left out.
+
+    Scores learn by default at 10 · `lr`: a kernel's place is measured in tokens, and a step of an
+    embedding's size would not move it. They never decay: decay would draw their place to the query
+    and their width to the whole text.
+    """
+    found: tuple[list[nn.Parameter], ...] = ([], [], [])
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            plain = parameter.ndim < 2 or name.lower().endswith(NO_DECAY)
+            found[2 if is_score(name, parameter) else int(plain)].append(parameter)
+    rates = (lr, lr, 10 * lr if scores_lr is None else scores_lr)
+    return [
+        {"params": parameters, "lr": rate, "weight_decay": decay}
+        for parameters, rate, decay in zip(found, rates, (weight_decay, 0.0, 0.0), strict=True)
+        if parameters
+    ]
+
+
+def of_scoring(model: nn.Module) -> Callable[[str, nn.Parameter], bool]:
+    """Return what tells the parameters of scoring functions from a model's others."""
+    scores = {p for m in model.modules() if isinstance(m, ScoringFunction) for p in m.parameters()}
+    return lambda _, parameter: parameter in scores
