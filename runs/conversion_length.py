@@ -26,7 +26,7 @@ from torch.nn.functional import normalize
 import tisa.hf
 from tisa.hf import measure
 from tisa.hf.core import OwnScores
-from tisa.hf.parameters import is_score
+from tisa.parameters import is_score
 from tisa.scoring.base import ScoringFunction
 from tisa_lab.record import commit
 

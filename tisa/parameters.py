@@ -1,4 +1,8 @@
-"""Optimiser groups: weights, weights that do not decay, and scores at a rate of their own."""
+"""Optimiser groups: weights, weights that do not decay, and scores at a rate of their own.
+
+`parameter_groups` is for converted models, whose scores are known by name; `of_scoring` finds those
+of any other model.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,3 +46,46 @@ def of_scoring(model: nn.Module) -> Callable[[str, nn.Parameter], bool]:
     """Return what tells the parameters of scoring functions from a model's others."""
     scores = {p for m in model.modules() if isinstance(m, ScoringFunction) for p in m.parameters()}
     return lambda _, parameter: parameter in scores
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    lr: float = 5e-5,
+    scores_lr: float | None = None,
+    weight_decay: float = 0.0,
+) -> list[dict[str, Any]]:
+    """Return groups for any optimiser: weights, weights without decay, scores.
+
+    Args:
+        model: a converted model, possibly inside others (peft, DDP).
+        lr: rate of the model's own weights; by default that of transformers' `Trainer`.
+        scores_lr: rate of kernels and folded vectors; by default 10 · `lr`: a kernel's place is
+            measured in tokens, and a step of an embedding's size would not move it.
+        weight_decay: of the weights, biases and norms aside. Scores never decay: decay would draw
+            their place to the query and their width to the whole text.
+    """
+    if not any(p.requires_grad and is_score(n) for n, p in model.named_parameters()):
+        raise ValueError(
+            "parameter_groups: no scores among the trainable parameters; convert the model with "
+            "tisa.hf.convert, and leave them trainable"
+        )
+    return grouped(model, _of_scores, lr=lr, scores_lr=scores_lr, weight_decay=weight_decay)
+
+
+def weight_groups(
+    model: nn.Module, *, lr: float, weight_decay: float = 0.0
+) -> list[dict[str, Any]]:
+    """Return the groups of all but the scores: weights, and those that do not decay."""
+    groups = grouped(model, _of_scores, lr=lr, weight_decay=weight_decay)
+    scores = {id(p) for n, p in model.named_parameters() if is_score(n)}
+    return [group for group in groups if id(group["params"][0]) not in scores]
+
+
+def is_score(name: str) -> bool:
+    """Return whether a parameter of this name belongs to the positions: scores, folded vectors."""
+    return "offset_scores" in name or name.endswith(".fold")
+
+
+def _of_scores(name: str, parameter: nn.Parameter) -> bool:
+    return is_score(name)

@@ -6,7 +6,7 @@ import transformers
 
 import tisa.hf
 from tiny import inputs, original, shake, token_lists
-from tisa.hf.parameters import is_score, parameter_groups, weight_groups
+from tisa.parameters import is_score, parameter_groups, weight_groups
 from tisa_lab.glue.stack import Stack
 
 # float32; sums in another order.

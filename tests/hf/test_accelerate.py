@@ -11,7 +11,7 @@ import tisa.hf
 from tiny import original, token_lists
 from tisa.hf.calibration import tokens_of
 from tisa.hf.distillation import _batches, _loss, _State
-from tisa.hf.parameters import is_score
+from tisa.parameters import is_score
 
 
 def test_distilling_through_accelerate_is_the_same():

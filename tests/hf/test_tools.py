@@ -166,7 +166,7 @@ def test_a_score_of_ones_own_lies_in_the_folder_of_the_call(tmp_path, monkeypatc
     (tmp_path / "score_of_mine.py").write_text("def found(model, tokenizer):\n    return 7\n")
     assert _function("score_of_mine:found")(None, None) == 7
     for name in ("nobody_has_it:found", "nobody_has_it.inside:found"):
-        with pytest.raises(ValueError, match="--score: no module nobody_has_it here"):
+        with pytest.raises(ValueError, match="score: no module nobody_has_it here"):
             _function(name)
     # What a module of theirs lacks is another matter.
     (tmp_path / "needs_more.py").write_text("import nobody_has_it")

@@ -10,7 +10,6 @@ registry.py      `core` given the package's parts, converted models in the Auto 
 transformer.py   our own pretrained transformers behind the Auto classes
 default_text.py  what is calibrated on where no text is given
 calibration.py   texts in, token batches and folded vectors out
-parameters.py    optimiser groups
 fit.py           scores from a model's own heads
 conversion.py    a model in, a converted one out
 distillation.py  a converted model trained towards the one it came from
@@ -38,9 +37,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tisa.hf.conversion import convert
-from tisa.hf.parameters import parameter_groups
 from tisa.hf.registry import register, register_type
 from tisa.hf.transformer import register as _register_transformer
+from tisa.parameters import parameter_groups
 
 if TYPE_CHECKING:
     from tisa.hf.distillation import distil

@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity, kl_div, log_softmax
 from transformers import PreTrainedModel
 
 from tisa.hf.calibration import Batch, Tokens, batches_of, inner, load_tokenizer, tokens_of
-from tisa.hf.parameters import is_score
+from tisa.parameters import is_score
 from tisa.shapes import Tensor
 from tisa.store import new_file
 

@@ -13,8 +13,8 @@ import tisa.hf
 from tisa.analysis.weights import read_checkpoint
 from tisa.hf.default_text import SENTENCES
 from tisa.hf.families import reason_against
-from tisa.hf.parameters import is_score
 from tisa.hf.report import curves_of
+from tisa.parameters import is_score
 from tisa_lab.demo.measuring import Yardstick
 from tisa_lab.demo.sentences import TRAINING
 from tisa_lab.demo.settings import Settings

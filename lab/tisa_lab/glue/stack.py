@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 from tisa.hf import families
-from tisa.hf.parameters import weight_groups
+from tisa.parameters import weight_groups
 from tisa.scoring import TISA
 from tisa.shapes import Bool, Float, Int, Tensor
 from tisa_lab.glue.stacked_modules import (

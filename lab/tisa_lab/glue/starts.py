@@ -23,7 +23,7 @@ from torch.nn.functional import cosine_similarity
 import tisa.hf
 from tisa.hf.calibration import Batch, batches_of, tokens_of
 from tisa.hf.fit import fit_scores
-from tisa.hf.parameters import is_score
+from tisa.parameters import is_score
 from tisa.shapes import Tensor
 from tisa.store import locked, write_bytes
 from tisa_lab.glue.batches import Row

@@ -17,7 +17,7 @@ from accelerate.utils import get_int_from_env
 from torch.nn import functional as F  # noqa: N812
 
 from tisa.devices import device_named
-from tisa.hf.parameters import is_score, parameter_groups, weight_groups
+from tisa.parameters import is_score, parameter_groups, weight_groups
 from tisa_lab.glue.batches import (
     IGNORED,
     ByLength,
