@@ -50,9 +50,11 @@ def tokens_of(calibration: Any, model: PreTrainedModel, tokenizer: Any = None) -
                 "calibration: no text given, and no tokenizer is found with the model to read the "
                 "built-in one; pass texts and a tokenizer, or token ids"
             )
+        from tisa.hf.default_text import SENTENCES
+
         warnings.warn(
-            "no calibration given: the scores are fitted on built-in English sentences; text like "
-            "that the model will see is better",
+            f"no calibration given: the scores are fitted on {len(SENTENCES)} built-in English "
+            "sentences; text like that the model will see is better",
             stacklevel=3,
         )
         calibration = default_texts()
