@@ -151,7 +151,7 @@ def _rebuilt(model: PreTrainedModel, described: dict[str, Any]) -> PreTrainedMod
     if described["positions"] == "replace":
         config.max_position_embeddings = LIFTED
     with torch.device(model.device):
-        converted = cls._from_config(config, dtype=model.dtype, attn_implementation="tisa")
+        converted = cls._from_config(config, dtype=model.dtype)
     _leave_out(converted, model)
     state = model.state_dict()
     missing, unexpected = converted.load_state_dict(state, strict=False)

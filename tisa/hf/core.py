@@ -32,6 +32,15 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 FORMAT = 1
 # Under these names a learned position table is found.
 TABLES = ("position_embeddings", "wpe", "embed_positions", "position_embedding")
+# What layers hand to attention functions and none of them needs: a window is in the mask already,
+# the rest is for the model around the layer.
+HARMLESS = frozenset((
+    "tisa_call", "is_causal", "sliding_window", "position_ids", "cache_position", "use_cache",
+    "return_dict", "output_attentions", "output_hidden_states", "output_router_logits",
+    "num_items_in_batch", "deterministic",
+))  # fmt: skip
+# Where packed sequences end: heard (`_packed`), or in a mask.
+PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 
 
 @dataclass(frozen=True)
@@ -95,10 +104,12 @@ def offsets(queries: int, keys: int, start: Any, device: Any) -> Tensor:
 def eager(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any,
           **kwargs: Any) -> Any:  # fmt: skip
     """Return what the eager function beside the stock class does with the scores in its mask."""
-    biased = _biased(module, query, key, attention_mask, kwargs)
     for cls in type(module).__mro__:
         function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
         if function is not None:
+            # Sinks it takes from the module.
+            check(module, "eager", attention_mask, kwargs, "s_aux", *_names(function))
+            biased = _biased(module, query, key, attention_mask, kwargs)
             return function(module, query, key, value, biased, **kwargs)
     raise ValueError(
         f'attn_implementation: "eager" is not there for {type(module).__name__}; take '
@@ -112,8 +123,28 @@ def sdpa(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask:
     options = {"dropout": dropout, "scaling": scaling}
     if call_of(kwargs).weights:
         return eager(module, query, key, value, attention_mask, **options, **kwargs)
+    check(module, "sdpa", attention_mask, kwargs, "position_bias")
     biased = _biased(module, query, key, attention_mask, kwargs)
+    if kwargs.get("position_bias") is not None:
+        biased = (biased + kwargs["position_bias"]).clamp_min(torch.finfo(query.dtype).min)
     return sdpa_attention_forward(module, query, key, value, biased, **options, is_causal=False)
+
+
+def check(module: Any, name: str, mask: Any, kwargs: dict[str, Any], *known: str) -> None:
+    """Refuse an argument that attention of that name would drop without a word."""
+    call = call_of(kwargs)
+    apart = mask is not None or call.packed is not None or call.segments is not None
+    for argument in kwargs.keys() - HARMLESS - {*known, *(PACKING if apart else ())}:
+        value = kwargs[argument]
+        if value is None or (isinstance(value, (int, float)) and not value):
+            continue
+        advice = 'take attn_implementation="eager"'
+        if name == "eager":
+            advice = "only the stock model has it, with an implementation of transformers'"
+        raise ValueError(
+            f'attn_implementation: {type(module).__name__} hands "{argument}" to its attention, '
+            f'which "{name}" does not know and would leave out; {advice}'
+        )
 
 
 def _biased(module: Any, query: Tensor, key: Tensor, mask: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -149,7 +180,14 @@ def is_causal(module: Any, query: Tensor, mask: Any, kwargs: dict[str, Any]) -> 
 
 def call_of(kwargs: dict[str, Any]) -> Call:
     """Return what the pass handed on; a model that hands nothing on has nothing to say."""
-    return kwargs.get("tisa_call") or Call()
+    return kwargs.get("tisa_call") or Call(packed=_packed(kwargs))
+
+
+def _packed(given: dict[str, Any]) -> Any:
+    """Return where packed sequences end and the longest one's length, if a model was told them."""
+    ends, longest = given.get("cu_seq_lens_q"), given.get("max_length_q")
+    told = None if ends is None or longest is None else (ends, int(longest))
+    return given.get("tisa_packed", told)
 
 
 def segments_of(call: Call, queries: int, keys: int) -> Tensor | None:
@@ -278,6 +316,7 @@ class MPNetScores(OwnScores):
             raise ValueError(
                 f'attn_implementation: MPNet has {" and ".join(known)}, got "{implementation}"'
             )
+        check(self, implementation, attention_mask, kwargs)
         # Where positions were replaced the scores have been fitted to this bias, too.
         kept = position_bias if self.keeps_relative_bias else None
         attend = parts.mpnet or MPNetScores.with_dense
@@ -454,8 +493,8 @@ def _remove_positions(model: Any) -> None:
 
 
 @cache
-def _names(cls: Any) -> tuple[str, ...]:
-    return tuple(inspect.signature(cls.forward).parameters)[1:]
+def _names(called: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(getattr(called, "forward", called)).parameters)[1:]
 
 
 def _no_position_ids(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -469,7 +508,7 @@ def _no_position_ids(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[An
 def _announce(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Tell the attention functions what the model was called with and does not pass on to them."""
     given = dict(zip(_names(type(module)), args, strict=False)) | kwargs
-    packed, mask, places = (given.get(k) for k in ("tisa_packed", "attention_mask", "position_ids"))
+    packed, mask, places = _packed(given), given.get("attention_mask"), given.get("position_ids")
     wanted, segments = given.get("output_attentions"), None
     # A mask with four dimensions says itself who sees whom; who says where packed sequences end
     # need not wait for a look at the positions.
@@ -562,11 +601,17 @@ class Converted(PreTrainedModel):
         elif not isinstance(module, Nothing):
             super()._init_weights(module)
 
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        # transformers asks a class's file, and would take the answer that a stock MPNet gave.
+        return True
+
     def _check_and_adjust_attn_implementation(self, attn_implementation: Any, *args: Any,
                                               **kwargs: Any) -> str:  # fmt: skip
         own_name(attn_implementation)
         if attn_implementation is None and parts.default == "tisa":
-            return "tisa"
+            # The operator has no soft-capping.
+            return "eager" if getattr(self.config, "attn_logit_softcapping", None) else "tisa"
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
 

@@ -6,12 +6,14 @@
 """
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch.func import functional_call
 from transformers.integrations.flex_attention import compile_friendly_flex_attention
+from transformers.masking_utils import sdpa_mask
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from tisa.hf import core
 from tisa.hf.core import Call, additive, call_of, is_causal, same_segment, segments_of
@@ -38,24 +40,30 @@ def on_operator(
     **kwargs: Any,
 ) -> Attended:
     """Return what `tisa.attention` does with the module's score vector; no weights."""
-    call = call_of(kwargs)
+    call, sinks = call_of(kwargs), kwargs.get("s_aux")
+    owner = hasattr(module, "offset_scores")
+    if owner and call.weights:
+        return eager(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    core.check(module, "tisa", attention_mask, kwargs, "s_aux", "position_bias")
     queries, keys = query.shape[-2], key.shape[-2]
     options: dict[str, Any] = dict(
         dropout_p=dropout,
         scale=scaling,
         is_causal=is_causal(module, query, attention_mask, kwargs),
         enable_gqa=query.shape[1] != key.shape[1],
+        return_lse=sinks is not None,
     )
-    if not hasattr(module, "offset_scores"):
-        # Cross-attention, or a layer beside the converted ones: no positions of ours.
-        output = attention(query, key, value, attn_mask=attention_mask, **options)
-        assert isinstance(output, Tensor)
-        return output.transpose(1, 2).contiguous(), None
-    if call.weights:
-        return eager(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+    if kwargs.get("position_bias") is not None:
+        bias = kwargs["position_bias"]
+        attention_mask = (
+            bias if attention_mask is None else bias + additive(attention_mask, query.dtype)
         )
-    alone = attention_mask is None and query.shape[0] == 1
+    # Cross-attention, a layer beside the converted ones, a stock model have no positions of ours.
+    vector = partial(module.score_vector, call=call) if owner else lambda *lengths: None
+    within = partial(band, module, query, call=call) if owner else lambda keys: None
+    alone = attention_mask is None and query.shape[0] == 1 and queries == keys
     # Packed sequences, and perhaps something else that says who sees whom.
     packed = call.packed if alone else None
     segments = None if packed is not None else segments_of(call, queries, keys)
@@ -65,19 +73,34 @@ def on_operator(
         ends, longest = packed
         output = attention(
             query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1),
-            module.score_vector(longest, longest, call),
-            cu_seqlens=ends, max_seqlen=longest, band=band(module, query, longest, call), **options,
+            vector(longest, longest), cu_seqlens=ends, max_seqlen=longest, band=within(longest),
+            **options,
         )  # fmt: skip
-        assert isinstance(output, Tensor)
-        return output.unsqueeze(0).contiguous(), None
+        return _sunk(output, sinks).unsqueeze(0).contiguous(), None
     if segments is not None:
         attention_mask = _within(segments, attention_mask)
+    # Without a mask, more keys than queries of a stock model are a static cache that is begun.
+    start = 0 if options["is_causal"] and not owner else call.query_start
     output = attention(
-        query, key, value, module.score_vector(queries, keys, call), attn_mask=attention_mask,
-        query_start=call.query_start, band=band(module, query, keys, call), **options,
+        query, key, value, vector(queries, keys), attn_mask=attention_mask, query_start=start,
+        band=within(keys), **options,
     )  # fmt: skip
-    assert isinstance(output, Tensor)
-    return output.transpose(1, 2).contiguous(), None
+    return _sunk(output, sinks).transpose(1, 2).contiguous(), None
+
+
+def _sunk(attended: Tensor | tuple[Tensor, Tensor], sinks: Tensor | None) -> Tensor:
+    """Return the output of attention, less the share of each head's sink.
+
+    A sink is one more key, of value 0 and of a learned logit: with the log-sum-exp of the others
+    known it takes 1 − sigmoid(lse − sink).
+    """
+    if not isinstance(attended, tuple):
+        return attended
+    assert sinks is not None
+    output, lse = attended
+    # Packed sequences have their heads last.
+    sinks = sinks.flatten() if output.ndim == 3 else sinks.view(-1, 1)
+    return output * (lse - sinks).sigmoid().unsqueeze(-1).to(output.dtype)
 
 
 def eager(
@@ -112,6 +135,7 @@ def flex(
             "attention dropout: FlexAttention has none; set it to 0 in the config, "
             'call model.eval(), or take attn_implementation="tisa"'
         )
+    core.check(module, "flex_attention", attention_mask, kwargs)
     queries = query.shape[-2]
     vector = core.visible_vector(module, query, key, attention_mask, kwargs)
     segments = segments_of(call, queries, key.shape[-2])
@@ -137,6 +161,21 @@ def flex(
     )  # fmt: skip
     assert isinstance(output, Tensor)
     return output.transpose(1, 2).contiguous(), None
+
+
+def mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
+    """Return the mask that PyTorch's attention has; refuse a model that never asks for attention.
+
+    A stock BLOOM or MPNet has attention code of its own, and would ignore the name "tisa".
+    """
+    stock: Any = MODEL_MAPPING.get(type(config), None) if not hasattr(config, "tisa") else None
+    able = getattr(stock, "_can_set_attn_implementation", lambda: True)
+    if not torch.compiler.is_compiling() and not able():
+        raise ValueError(
+            f'attn_implementation: "tisa" would be ignored by {stock.__name__}, whose attention '
+            'does not go through transformers\' interface; take "eager"'
+        )
+    return sdpa_mask(*args, config=config, **kwargs)
 
 
 def mpnet(

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from transformers import AutoConfig
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -78,7 +78,7 @@ def register() -> None:
     core.register()
     # For the model itself, and for modules of it that have no scores; without a mask there is none.
     AttentionInterface.register("tisa", implementations.on_operator)
-    AttentionMaskInterface.register("tisa", sdpa_mask)
+    AttentionMaskInterface.register("tisa", implementations.mask)
     for model_type in LOADED_TYPES:
         if model_type in CONFIG_MAPPING:
             register_type(model_type)
