@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from tisa.store import Lines, locked
+from tisa.store.lines import line
 from tisa_lab.executors import Executor, Job, Lost
 from tisa_lab.view import Silent
 
@@ -37,13 +38,13 @@ class JobRecord(ABC):
         """Return the label of its job."""
 
     @abstractmethod
-    def line(self) -> str:
-        """Return the record as one line of text."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as it is written: what JSON can say."""
 
     @classmethod
     @abstractmethod
-    def from_line(cls, line: str) -> Any:
-        """Return the record of one line; what is none is refused with a ValueError."""
+    def from_dict(cls, values: dict[str, Any]) -> Any:
+        """Return the record of what was written; what is none is refused with a ValueError."""
 
 
 R = TypeVar("R", bound=JobRecord)
@@ -91,11 +92,11 @@ class Records(Generic[R]):
         """
         if not records:
             return
-        lines = [record.line() for record in records]
+        written = [record.to_dict() for record in records]
         try:
-            self._lines.append(*lines)
+            self._lines.append(*written)
         except OSError as full:
-            kept = _keep(lines)
+            kept = _keep([line(values) for values in written])
             label = records[0].label
             told = (
                 f"the finished run ({label}) is"
@@ -109,12 +110,14 @@ class Records(Generic[R]):
             ) from full
 
     def _from(self, start: int) -> tuple[list[R], int]:
-        try:
-            lines, end = self._lines.read(start)
-            return [self.kind.from_line(line) for line in lines], end
-        except ValueError as wrong:
-            # A report may be of several folders: which of them is it?
-            raise ValueError(f"{self.path}: {wrong}; remove that line") from None
+        records = []
+        for found in self._lines.each(start):
+            values, start = found.record(), found.end
+            try:
+                records.append(self.kind.from_dict(values))
+            except ValueError as wrong:
+                raise ValueError(f"{found.where}: {wrong}; remove that line") from None
+        return records, start
 
 
 @runtime_checkable

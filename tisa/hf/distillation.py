@@ -1,10 +1,15 @@
 """A converted model trained towards the one it came from: scores and folded vectors alone."""
 
+import io
 import itertools
+import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +20,11 @@ from transformers import PreTrainedModel
 from tisa.hf.calibration import Batch, Tokens, batches_of, inner, load_tokenizer, tokens_of
 from tisa.parameters import is_score
 from tisa.shapes import Tensor
-from tisa.store import new_file
+from tisa.store import Damaged, read_bytes, tensors_digest, write_sealed
 
 # Of an input's tokens, for models with an MLM head.
 MASKED, MASKED_WEIGHT = 0.15, 10.0
+KIND = "distillation checkpoint"
 
 
 class Progress(NamedTuple):
@@ -89,7 +95,14 @@ def distil(
     if batch_tokens < 1:
         raise ValueError(f"distil: batch_tokens must be 1 or more, got {batch_tokens}")
     batches = _batches(sequences, original, seed, batch_tokens, by_length)
-    state = _State(trained, scores_lr, fold_lr, checkpoint)
+    identity = {} if checkpoint is None else {
+        "original": tensors_digest(original.state_dict()),
+        "converted": converted.config.model_type,
+        "texts": sha256(repr(sequences).encode()).hexdigest(),
+        "rates": [scores_lr, fold_lr, pooled_weight],
+        "batches": [seed, batch_tokens, by_length],
+    }  # fmt: skip
+    state = _State(trained, scores_lr, fold_lr, checkpoint, identity)
     processes = _Processes(accelerator)
     if len(set(processes.all(state.step))) > 1:
         raise ValueError(
@@ -173,8 +186,14 @@ class _State:
     """Optimiser, place and losses, which a checkpoint keeps."""
 
     def __init__(
-        self, trained: dict[str, nn.Parameter], scores_lr: float, fold_lr: float, path: Any
+        self,
+        trained: dict[str, nn.Parameter],
+        scores_lr: float,
+        fold_lr: float,
+        path: Any,
+        identity: dict[str, Any],
     ) -> None:
+        self.identity = identity
         fold = [p for n, p in trained.items() if n.endswith(".fold")]
         scores = [p for n, p in trained.items() if not n.endswith(".fold")]
         groups = [{"params": scores, "lr": scores_lr}, {"params": fold, "lr": fold_lr}]
@@ -182,7 +201,7 @@ class _State:
         self.optimizer: Any = torch.optim.Adam(groups[: len(self.rates)])
         self.step, self.seconds, self.losses = 0, 0.0, list[float]()
         self.path = None if path is None else Path(path)
-        if self.path is not None and self.path.exists():
+        if self.path is not None and (self.path.exists() or self.before.exists()):
             self._read(trained)
 
     def rate(self, share: float) -> None:
@@ -205,13 +224,40 @@ class _State:
             "seconds": self.seconds,
             "losses": self.losses,
         }
-        with new_file(self.path) as unfinished:
-            torch.save(kept, unfinished)
+        content = io.BytesIO()
+        torch.save(kept, content)
+        if self.path.exists():
+            os.replace(self.path, self.before)
+        write_sealed(self.path, {"kind": KIND, "identity": self.identity}, content.getvalue())
+
+    @property
+    def before(self) -> Path:
+        """Where the checkpoint before the last one is, for when that one is damaged."""
+        assert self.path is not None
+        return self.path.with_name(f"{self.path.name}.before")
 
     def _read(self, trained: dict[str, nn.Parameter]) -> None:
         assert self.path is not None
-        kept = torch.load(self.path, weights_only=True, map_location="cpu")
-        shapes = {name: value.shape for name, value in kept["weights"].items()}
+        try:
+            about, content = read_bytes(self.path, remedy=f"remove it to go on from {self.before}")
+        except (Damaged, FileNotFoundError) as damaged:
+            if not self.before.exists():
+                raise
+            warnings.warn(f"{damaged}; goes on from {self.before}", stacklevel=4)
+            about, content = read_bytes(self.before, remedy="remove it to begin from the start")
+        if about.get("identity", self.identity) != self.identity or about.get("kind", KIND) != KIND:
+            raise ValueError(
+                f"distil: checkpoint {self.path} is of another model, other texts or another seed; "
+                "name another file"
+            )
+        try:
+            # Without a seal it was written by an earlier version.
+            kept = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+            shapes = {name: value.shape for name, value in kept["weights"].items()}
+        except (RuntimeError, UnpicklingError, KeyError, EOFError) as wrong:
+            raise Damaged(
+                f"{self.path}: no checkpoint of tisa.hf.distil ({type(wrong).__name__}); remove it"
+            ) from wrong
         if shapes != {name: parameter.shape for name, parameter in trained.items()}:
             raise ValueError(
                 f"distil: checkpoint {self.path} is of another model; name another file"

@@ -7,12 +7,22 @@ import torch
 from torch import nn
 
 from tisa.packages import needed
-from tisa.store import write_bytes, write_text
+from tisa.store import (
+    MANIFEST,
+    Damaged,
+    check_folder,
+    seal_folder,
+    write_bytes,
+    write_text,
+)
+from tisa.store.manifest import REMEDY
 from tisa.transformer.config import TransformerConfig
 from tisa.transformer.language_model import LanguageModel
 from tisa.transformer.model import Transformer
 
-WEIGHTS, CONFIG, FORMAT = "model.safetensors", "config.json", 1
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+# 1 had no manifest.
+FORMAT, KIND = 2, "transformer"
 # Where `torch.compile` puts the model, or the part of it, that it was given.
 COMPILED = "_orig_mod"
 # In the config file too, for Hugging Face's Auto classes (`tisa.hf`).
@@ -47,8 +57,11 @@ def save(model: nn.Module, folder: str | Path) -> None:
         name.replace(f"{COMPILED}.", ""): value.detach().contiguous()
         for name, value in model.state_dict().items()
     }
+    # First: what is written from here on is not what it is of.
+    (folder / MANIFEST).unlink(missing_ok=True)
     write_bytes(folder / WEIGHTS, safetensors.save(state, metadata={"format": "pt"}))
     write_text(folder / CONFIG, json.dumps(written, indent=2) + "\n")
+    seal_folder(folder, KIND, {"model": written["model"]}, (WEIGHTS, CONFIG))
 
 
 def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Transformer | LanguageModel:
@@ -67,11 +80,13 @@ def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Transform
         raise ValueError(
             f"{folder / CONFIG} is not a config of tisa.transformer: {broken}"
         ) from None
-    if format_ != FORMAT or kind not in MODELS:
+    if format_ not in (1, FORMAT) or kind not in MODELS:
         raise ValueError(
             f"{folder / CONFIG} must have format {FORMAT} and a model of {', '.join(MODELS)}, got "
             f"{format_} and {kind}; written by a newer version of tisa?"
         )
+    if check_folder(folder, KIND) is None and format_ > 1:
+        raise Damaged(f"{folder}: its {MANIFEST} is missing, so that nothing proves it; {REMEDY}")
     try:
         state = safetensors.load((folder / WEIGHTS).read_bytes())
     except Exception as broken:

@@ -100,7 +100,8 @@ def _run(cells: list[Cell], records: Records[Record], place: Place, as_json: boo
     failed = run_cells(cells, records.folder, place, view_for())
     if as_json:
         keys = {cell.key for cell in cells}
-        print(f"[{','.join(record.line() for record in records.all() if record.key in keys)}]")
+        made = [record.to_dict() for record in records.all() if record.key in keys]
+        print(json.dumps(made, ensure_ascii=False))
     else:
         print(f"{len(cells) - len(failed)} of {len(cells)} cells are in {records.path}")
     if failed:

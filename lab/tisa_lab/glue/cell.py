@@ -154,22 +154,20 @@ class Record(JobRecord):
         """Return the label of its cell."""
         return self.cell.label
 
-    def line(self) -> str:
-        """Return the record as one line of JSON."""
-        told = {"key": self.key, **asdict(self), "cell": self.cell.values()}
-        return json.dumps(told, ensure_ascii=False)
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as it is written."""
+        return {"key": self.key, **asdict(self), "cell": self.cell.values()}
 
     @classmethod
-    def from_line(cls, line: str) -> "Record":
-        """Return the record of one line, or refuse what is not one."""
+    def from_dict(cls, values: dict[str, Any]) -> "Record":
+        """Return the record of what was written, or refuse what is not one."""
         try:
-            values = json.loads(line)
-            key = values.pop("key")
-            record = cls(**{**values, "cell": Cell.of(**values["cell"])})
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as wrong:
+            own = dict(values)
+            key = own.pop("key")
+            record = cls(**{**own, "cell": Cell.of(**own["cell"])})
+        except (KeyError, TypeError, AttributeError) as wrong:
             raise ValueError(
-                f"expected a record of `tisa-lab glue` in one line of JSON, got {line[:60]!r} "
-                f"({wrong})"
+                f"expected a record of `tisa-lab glue`, got {str(values)[:60]} ({wrong})"
             ) from None
         if record.key != key:
             raise ValueError(

@@ -25,7 +25,7 @@ from tisa.hf.calibration import Batch, batches_of, tokens_of
 from tisa.hf.fit import fit_scores
 from tisa.parameters import is_score
 from tisa.shapes import Tensor
-from tisa.store import locked, write_bytes
+from tisa.store import Damaged, locked, opened, sealed, tensors_digest, write_bytes
 from tisa_lab.glue.batches import Row
 from tisa_lab.glue.cell import Cell
 from tisa_lab.glue.tasks import task_named
@@ -34,6 +34,8 @@ from tisa_lab.record import surroundings
 
 # Part of every key; another one when starts of before must not be taken any more.
 FORMAT = 1
+# Of a file that is not as it was written.
+AGAIN = "remove it, and it is made again"
 # Texts for each step of a distillation.
 ROWS = 32
 # The names that dropout has in the configs of the models.
@@ -240,12 +242,15 @@ def _read(path: Path, converted: Any) -> dict[str, Any]:
     try:
         with safe_open(path, "pt") as file:
             kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            about = json.loads((file.metadata() or {})["tisa"])
-    except (SafetensorError, KeyError, json.JSONDecodeError) as wrong:
-        raise ValueError(f"{path}: not a start of `tisa-lab glue` ({wrong}); remove it") from wrong
+            about = opened(json.loads((file.metadata() or {})["tisa"]), str(path), remedy=AGAIN)
+    except (SafetensorError, KeyError, json.JSONDecodeError, UnicodeDecodeError) as wrong:
+        raise Damaged(f"{path}: not a start of `tisa-lab glue` ({wrong}); {AGAIN}") from wrong
+    # Starts of before have no checksum.
+    if about.pop("tensors", None) not in (None, tensors_digest(kept)):
+        raise Damaged(f"{path}: not as it was written, its checksum is another one; {AGAIN}")
     wanted = _scores(converted)
     if {n: t.shape for n, t in kept.items()} != {n: t.shape for n, t in wanted.items()}:
-        raise ValueError(f"{path}: its scores are those of another model; remove it")
+        raise Damaged(f"{path}: its scores are those of another model; {AGAIN}")
     for name, value in kept.items():
         wanted[name].copy_(value)
     return about
@@ -254,7 +259,8 @@ def _read(path: Path, converted: Any) -> dict[str, Any]:
 def _write(path: Path, converted: Any, about: dict[str, Any]) -> None:
     """Write all of it or nothing: the name is given to a file that is on the disk."""
     kept = {name: value.cpu().contiguous() for name, value in _scores(converted).items()}
-    content = save(kept, {"tisa": json.dumps(about)})
+    told = sealed(about | {"tensors": tensors_digest(kept)})
+    content = save(kept, {"tisa": json.dumps(told)})
     try:
         write_bytes(path, content)
     except OSError as full:

@@ -4,14 +4,13 @@ What a killed process leaves behind is a folder that nobody looks at, and the ch
 The record is written last: with it the run is finished.
 """
 
+import hashlib
+import io
 import json
-import os
-import platform
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -21,42 +20,30 @@ import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 
-from tisa.store import finish_folder, locked, new_file, write_text
+from tisa import store
 from tisa.transformer import LanguageModel
 from tisa.transformer.saving import save
 from tisa_lab.pretrain.model import curves, position_table
 
 RUN, RECORD, LOSSES, TABLE, MODEL = "run.json", "record.json", "losses.npy", "table.npy", "model"
 STATE, KEPT = "state.json", 2
+# Of a checkpoint: with it there is a manifest.
+KIND, FORMAT = "pretraining checkpoint", 2
 # A process that makes batches outlives a killed trainer for some seconds, and has its locks.
 PATIENCE = 12.0
+AGAIN = "remove it, and start the run again"
 
 
-@contextmanager
-def held(out: Path) -> Iterator[None]:
+def held(out: Path) -> AbstractContextManager[None]:
     """Keep other processes out of a run's folder; say who has it where that is another one."""
-    end = time.monotonic() + PATIENCE
-    while True:
-        with locked(out / ".lock", wait=False) as had:
-            if had:
-                write_text(out / ".held-by", f"process {os.getpid()} on {platform.node()}")
-                yield
-                return
-        if time.monotonic() > end:
-            holder = out / ".held-by"
-            who = holder.read_text() if holder.is_file() else "another process"
-            raise BlockingIOError(
-                f"{out}: expected a folder in which nobody trains, got one that {who} trains in; "
-                "wait for its end, or take another folder"
-            )
-        time.sleep(0.2)
+    return store.only_writer(out / ".lock", out, patience=PATIENCE)
 
 
 def check_run(out: Path, identity: dict[str, Any]) -> None:
     """Refuse a folder that holds another run."""
     if not (out / RUN).is_file():
         return
-    other = differences(json.loads((out / RUN).read_text()), identity)
+    other = differences(store.read_json(out / RUN, remedy=AGAIN), identity)
     if other:
         raise ValueError(
             f"{out} holds another run ({'; '.join(other)}); take another folder, or the same "
@@ -81,12 +68,12 @@ def differences(there: dict[str, Any], identity: dict[str, Any]) -> list[str]:
 
 def write_run(out: Path, identity: dict[str, Any]) -> None:
     """Say in the folder which run it is of."""
-    write_text(out / RUN, json.dumps(identity, indent=1) + "\n")
+    store.write_json(out / RUN, identity)
 
 
 def finished(out: Path) -> dict[str, Any] | None:
     """Return the record of a finished run, None where it is not finished."""
-    return json.loads((out / RECORD).read_text()) if (out / RECORD).is_file() else None
+    return store.read_json(out / RECORD, remedy=AGAIN) if (out / RECORD).is_file() else None
 
 
 def folder_of(out: Path) -> Path:
@@ -94,10 +81,34 @@ def folder_of(out: Path) -> Path:
     return out / "checkpoints"
 
 
-def latest(out: Path) -> Path | None:
-    """Return the newest finished checkpoint of a run, None where there is none."""
+def all_of(out: Path) -> list[Path]:
+    """Return the finished checkpoints of a run, the newest first."""
     found = [p for p in folder_of(out).glob("step-*") if re.fullmatch(r"step-\d+", p.name)]
-    return max(found, key=lambda p: int(p.name.removeprefix("step-")), default=None)
+    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")), reverse=True)
+
+
+def latest(out: Path, identity: dict[str, Any], say: Callable[[str], None]) -> Path | None:
+    """Return the newest checkpoint that is whole and of this run, None where there never was one.
+
+    What is wrong with those after it is said.
+    """
+    found = all_of(out)
+    for checkpoint in found:
+        try:
+            # One that was written before there were manifests has none, and no format.
+            manifest = store.check_folder(checkpoint, KIND, identity=identity, remedy="left aside")
+            if manifest is None and "format" in json.loads((checkpoint / STATE).read_text()):
+                raise store.Damaged(f"{checkpoint}: its {store.MANIFEST} is missing; left aside")
+        except (OSError, ValueError) as damaged:
+            say(str(damaged))
+        else:
+            return checkpoint
+    if found:
+        raise store.Damaged(
+            f"{folder_of(out)}: expected a checkpoint that is whole, got none of {len(found)}; "
+            "remove the folder to begin from the first step"
+        )
+    return None
 
 
 def load(accelerator: Any, checkpoint: Path) -> tuple[dict[str, Any], npt.NDArray[np.float64]]:
@@ -109,35 +120,40 @@ def load(accelerator: Any, checkpoint: Path) -> tuple[dict[str, Any], npt.NDArra
     except torch.OutOfMemoryError:
         raise
     except (OSError, EOFError, ValueError, RuntimeError, UnpicklingError, SafetensorError) as wrong:
-        # Whole when it was written: a disk or a copy has lost a part of it.
+        # Written before there were checksums, or for another number of processes.
         first = next(iter(str(wrong).strip().splitlines()), type(wrong).__name__)
         raise ValueError(
             f"{checkpoint}: expected a checkpoint of `tisa-lab pretrain`, got {first}; remove the "
             "folder to go on from the one before it"
         ) from wrong
+    state.pop("format", None)
     return state, losses
 
 
 def write(
-    accelerator: Any, out: Path, state: dict[str, Any], losses: npt.NDArray[np.float64]
+    accelerator: Any,
+    out: Path,
+    identity: dict[str, Any],
+    state: dict[str, Any],
+    losses: npt.NDArray[np.float64],
 ) -> Path:
     """Return the new checkpoint, which all processes have written together."""
     place = folder_of(out) / f"step-{state['step']:08d}"
     unfinished = place.with_name(f".{place.name}.unfinished")
     if accelerator.is_main_process:
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
+        store.make_folder(unfinished)
     accelerator.wait_for_everyone()
-    accelerator.save_state(str(unfinished), safe_serialization=True)
+    with store.told(place):
+        accelerator.save_state(str(unfinished), safe_serialization=True)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        np.save(unfinished / LOSSES, losses)
-        (unfinished / STATE).write_text(json.dumps(state))
-        finish_folder(unfinished, place, replace=True)
-        for old in (
-            *sorted(folder_of(out).glob("step-*"))[:-KEPT],
-            *folder_of(out).glob(".*.unfinished"),
-        ):
+        with store.told(place):
+            np.save(unfinished / LOSSES, losses)
+            (unfinished / STATE).write_text(json.dumps({"format": FORMAT, **state}))
+            store.seal_folder(unfinished, KIND, identity)
+            store.finish_folder(unfinished, place)
+        for old in (*all_of(out)[KEPT:], *folder_of(out).glob(".*.unfinished")):
             shutil.rmtree(old, ignore_errors=True)
     accelerator.wait_for_everyone()
     return place
@@ -156,8 +172,7 @@ def write_outcome(
     # Of sharded weights every process gives its part.
     state = accelerator.get_state_dict(prepared) if "diverged" not in record else {}
     if accelerator.is_main_process:
-        with new_file(out / LOSSES) as place, open(place, "wb") as file:
-            np.save(file, np.array(losses))
+        kept = {LOSSES: np.array(losses)}
         if state:
             own = LanguageModel(model.config)
             # The prefixes are those of torch.compile and of `WithLoss`.
@@ -167,8 +182,13 @@ def write_outcome(
             save_tokenizer(out / MODEL)
             table = position_table(own)
             if table is not None:
-                np.save(out / TABLE, table.half().numpy())
+                kept[TABLE] = table.half().numpy()
             record["curves"] = curves(own, record["config"]["lengths"][-1][0])
-        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
-        write_text(out / RECORD, text + "\n")
+        record["files"] = {}
+        for name, array in kept.items():
+            content = io.BytesIO()
+            np.save(content, array)
+            store.write_bytes(out / name, content.getvalue())
+            record["files"][name] = hashlib.sha256(content.getvalue()).hexdigest()
+        store.write_json(out / RECORD, record, indent=None)
     accelerator.wait_for_everyone()

@@ -18,12 +18,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from tisa.store import check_new_folder, new_folder, write_text
+from tisa import store
 from tisa_lab.pretrain.documents import Source, Split, check, documents
 from tisa_lab.pretrain.tokenizers import Tokenizer, Vocabulary, tokenizer_of
 
+AGAIN = "prepare it again"
 TOKENS, ENDS, ABOUT, TOKENIZER = "tokens.bin", "documents.npy", "corpus.json", "tokenizer"
-FORMAT = 1
+# 1 had no manifest.
+FORMAT, KIND = 2, "prepared corpus"
 STREAMED_CHUNK, PREPARED_CHUNK = 2**22, 2**25
 
 
@@ -108,7 +110,10 @@ class PreparedCorpus:
             about = json.loads((folder / ABOUT).read_text())
             self.vocabulary = Vocabulary.from_dict(about["vocabulary"])
             dtype, tokens = np.dtype(about["dtype"]), int(about["tokens"])
-            form = about["format"]
+            if about["format"] > 1 and store.check_folder(folder, KIND, remedy=AGAIN) is None:
+                raise store.Damaged(f"{folder}: its {store.MANIFEST} is missing; {AGAIN}")
+        except store.Damaged:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as wrong:
             raise ValueError(
                 f"{folder}: expected a corpus that `tisa-lab pretrain` has prepared, got {wrong!r}"
@@ -116,10 +121,10 @@ class PreparedCorpus:
         size = os.path.getsize(folder / TOKENS)
         self.ends: npt.NDArray[np.int64] = np.load(folder / ENDS)
         whole = size == tokens * dtype.itemsize and self.ends.size and self.ends[-1] == tokens
-        if form != FORMAT or not whole:
+        if about["format"] > FORMAT or not whole:
             raise ValueError(
-                f"{folder}: expected {tokens:,} tokens in format {FORMAT}, got {size:,} bytes in "
-                f"format {form}; prepare it again"
+                f"{folder}: expected {tokens:,} tokens in format {FORMAT} or below, got {size:,} "
+                f"bytes in format {about['format']}; {AGAIN}"
             )
         self.folder, self.chunk_tokens = folder, chunk_tokens
         self.fingerprint = _fingerprint([about, chunk_tokens], [folder / TOKENS])
@@ -186,7 +191,7 @@ def prepare(
     Only documents of at least `min_tokens` and less than `max_tokens` tokens are taken.
     """
     check(source)
-    with new_folder(folder) as unfinished:
+    with store.new_folder(folder) as unfinished:
         _write(source, tokenizer, unfinished, min_tokens, max_tokens, progress)
     return PreparedCorpus(folder)
 
@@ -230,7 +235,8 @@ def _write(
         "min_tokens": min_tokens,
         "max_tokens": max_tokens,
     }
-    write_text(folder / ABOUT, json.dumps(about, indent=1) + "\n")
+    store.write_text(folder / ABOUT, json.dumps(about, indent=1) + "\n")
+    store.seal_folder(folder, KIND, {"files": about["files"], "dataset": about["dataset"]})
 
 
 def _some(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -312,7 +318,7 @@ class CorpusNames:
         self, folder: Path, *, min_tokens: int = 0, max_tokens: int | None = None
     ) -> PreparedCorpus:
         """Return the corpus, cut into tokens in a new folder."""
-        check_new_folder(folder)
+        store.check_new_folder(folder)
         source, tokenizer = self._source(), self._tokenizer()
         return prepare(source, tokenizer, folder, min_tokens=min_tokens, max_tokens=max_tokens)
 

@@ -4,7 +4,6 @@ A grid's folder has a folder for each run and records.jsonl, a line for each fin
 alone is enough to go on elsewhere: a run with a line in it is not repeated.
 """
 
-import json
 import math
 import re
 import tempfile
@@ -20,7 +19,7 @@ from tisa_lab.executors import InProcess, OnRay, Pool
 from tisa_lab.pretrain.checkpoints import check_run, differences
 from tisa_lab.pretrain.config import PretrainConfig, RunSettings
 from tisa_lab.pretrain.corpus import Corpus, CorpusNames
-from tisa_lab.pretrain.report import label_of, line_of
+from tisa_lab.pretrain.report import label_of, small
 from tisa_lab.pretrain.training import identity_of, run
 from tisa_lab.sweep import JobRecord, Records, sweep
 from tisa_lab.view import Lines, Silent, spoken
@@ -59,18 +58,17 @@ class RunRecord(JobRecord):
         """Return the label of its run."""
         return _label(self.values["config"])
 
-    def line(self) -> str:
-        """Return it as one line of JSON."""
-        return line_of(self.values)
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as it is written."""
+        return small(self.values)
 
     @classmethod
-    def from_line(cls, line: str) -> "RunRecord":
-        """Return the record of one line."""
+    def from_dict(cls, values: dict[str, Any]) -> "RunRecord":
+        """Return the record of what was written."""
         try:
-            values = json.loads(line)
             _key(values["config"])
-        except (ValueError, TypeError, KeyError):
-            raise ValueError(f"expected the record of a run, got {line[:60]!r}") from None
+        except (TypeError, KeyError):
+            raise ValueError(f"expected the record of a run, got {str(values)[:60]}") from None
         return cls(values)
 
 

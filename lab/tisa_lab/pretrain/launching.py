@@ -1,5 +1,6 @@
 """Where a run takes place: `accelerate`, what does not fit is refused, and what it will cost."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,14 @@ def plan(config: PretrainConfig, corpus: Corpus, settings: RunSettings) -> list[
         f"{config.steps * config.batch_tokens:,} tokens, at most {flops / 1e15:,.3g} PFLOP"
     )
     return lines
+
+
+def from_main(accelerator: Any, made: Callable[[], Any]) -> Any:
+    """Return in every process what the main process makes."""
+    found = [made() if accelerator.is_main_process else None]
+    if accelerator.num_processes > 1:
+        _accelerate().utils.broadcast_object_list(found)
+    return found[0]
 
 
 def _accelerate() -> Any:

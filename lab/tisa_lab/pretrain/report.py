@@ -13,6 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tisa.packages import needed
+from tisa.store import Lines, read_json
+from tisa.store.lines import line
+
+# Of a run whose record is damaged.
+REMEDY = "remove it, and start the run again: it goes on from its last checkpoint"
 
 
 @dataclass(frozen=True)
@@ -65,13 +70,13 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     Runs that have a line in its records.jsonl are read from there where their folders are gone.
     """
     if folder.is_file():
-        return [json.loads(line) for line in folder.read_text().splitlines()]
+        return Lines(folder).read()[0]
     found: dict[str, dict[str, Any]] = {}
     lines = folder / "records.jsonl"
     paths = sorted(folder.glob("*/record.json"))
     for one in (
         *(read_records(lines) if lines.is_file() else ()),
-        *(json.loads(path.read_text()) for path in paths),
+        *(read_json(path, remedy=REMEDY) for path in paths),
     ):
         found[json.dumps(one["config"], sort_keys=True)] = one
     if not found:
@@ -81,15 +86,15 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
 
 def lines_of(records: list[dict[str, Any]]) -> str:
     """Return one line for each run."""
-    return "".join(f"{line_of(record)}\n" for record in records)
+    return "".join(f"{line(small(record))}\n" for record in records)
 
 
-def line_of(record: dict[str, Any]) -> str:
-    """Return a record as one line, small enough to be kept: no losses of single steps."""
+def small(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record small enough to be kept in a line: no losses of single steps."""
     some = {name: value for name, value in record.items() if name != "loss"}
     if some.get("curves"):
         some["curves"] = some["curves"] | {"scores": _rounded(some["curves"]["scores"])}
-    return json.dumps(some)
+    return some
 
 
 def _rounded(value: Any) -> Any:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from tisa_lab.pretrain.corpus import Corpus, Place
 from tisa_lab.pretrain.launching import (
     accelerator_for,
     check_corpora,
+    from_main,
     lost_process,
     micro_batches,
     precision_of,
@@ -94,7 +96,7 @@ def run(
         if accelerator.is_main_process:
             checkpoints.write_run(out, identity)
         accelerator.wait_for_everyone()
-        training = Training(accelerator, config, corpus, out, valid, settings, view)
+        training = Training(accelerator, config, corpus, out, valid, settings, view, identity)
         diverged: dict[str, Any] = {}
         try:
             if not training.train(stop):
@@ -111,7 +113,7 @@ def run(
                 "less, and changes no result"
             ) from full
         except RuntimeError as wrong:
-            step, last = training.progress.step, checkpoints.latest(out)
+            step, last = training.progress.step, next(iter(checkpoints.all_of(out)), None)
             raise lost_process(wrong, step, last, training.share) from wrong
         record = training.record(identity, command) | diverged
         checkpoints.write_outcome(
@@ -167,9 +169,11 @@ class Training:
         valid: Corpus | None,
         settings: RunSettings,
         view: Silent,
+        identity: dict[str, Any],
     ) -> None:
         self.accelerator, self.config, self.corpus, self.out = accelerator, config, corpus, out
         self.settings, self.view, self.began = settings, view, time.monotonic()
+        self.identity = identity
         processes, device = accelerator.num_processes, accelerator.device
         micro = micro_batches(config, corpus, settings, processes)
         self.share = Share(accelerator.process_index, processes, micro)
@@ -186,7 +190,9 @@ class Training:
         # The same weights, not compiled: for the few forward passes of an evaluation.
         self.plain = accelerator.unwrap_model(self.prepared, keep_torch_compile=False)
         self.progress, self.losses = Progress(), []
-        found = checkpoints.latest(out)
+        # One process proves it; all begin at the same.
+        warn = partial(view.say, wrong=True)
+        found = from_main(accelerator, lambda: checkpoints.latest(out, identity, warn))
         if found is not None:
             state, losses = checkpoints.load(accelerator, found)
             self.progress, self.losses = Progress.of(state), losses.tolist()
@@ -325,7 +331,7 @@ class Training:
         """Write a checkpoint."""
         self.fetch()
         state = asdict(self.progress)
-        checkpoints.write(self.accelerator, self.out, state, np.array(self.losses))
+        checkpoints.write(self.accelerator, self.out, self.identity, state, np.array(self.losses))
 
     def tell(self) -> None:
         """Tell loss and speed to whoever watches."""

@@ -1,0 +1,41 @@
+"""Durable files: what is written is there whole or not at all, on the disk, and can be proved.
+
+  files.py     a file or a folder, written beside its place, flushed, renamed
+  locks.py     one process at a time; who holds a folder is told
+  seals.py     a checksum inside a JSON object, in front of bytes, and of tensors
+  lines.py     a file of records that many processes append to
+  manifest.py  a folder's files with their checksums, what it is and what it was made from
+
+Everything in this repository that must survive a kill, a full disk, a power cut or a flipped bit is
+written here, and read here. What is not as it was written is `Damaged`.
+"""
+
+from tisa.store.files import (
+    check_new_folder,
+    finish_folder,
+    make_folder,
+    new_file,
+    new_folder,
+    told,
+    write_bytes,
+    write_text,
+)
+from tisa.store.lines import Lines
+from tisa.store.locks import locked, only_writer
+from tisa.store.manifest import MANIFEST, Manifest, check_folder, manifest_of, seal_folder
+from tisa.store.seals import (
+    Damaged,
+    opened,
+    read_bytes,
+    read_json,
+    sealed,
+    tensors_digest,
+    write_json,
+    write_sealed,
+)
+
+__all__ = ["MANIFEST", "Damaged", "Lines", "Manifest", "check_folder", "check_new_folder",
+           "finish_folder", "locked", "make_folder", "manifest_of", "new_file", "new_folder",
+           "only_writer", "opened", "read_bytes", "read_json", "seal_folder", "sealed",
+           "tensors_digest", "told", "write_bytes", "write_json", "write_sealed",
+           "write_text"]  # fmt: skip

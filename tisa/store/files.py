@@ -1,0 +1,151 @@
+"""A file or a folder, whole or not at all: written beside its place, flushed, and renamed."""
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tisa.store.locks import only_writer
+
+# Of what a disk answers; whoever meets one of these is told what to do about it.
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
+# How libraries say the same that write files by themselves: safetensors, PyTorch.
+NATIVE = re.compile(r"os error (\d+)|StreamWriter failed|write failed|unexpected pos")
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Give the file this content: a reader meets the old one or the new one, never a part."""
+    with new_file(path) as unfinished:
+        unfinished.write_bytes(content)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Give the file this text, in UTF-8, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+@contextmanager
+def new_file(path: str | Path) -> Iterator[Path]:
+    """Yield a place to write a file at; what is there at the end gets the name `path`."""
+    path = Path(path)
+    with told(path):
+        make_folder(path.parent)
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+        try:
+            yield unfinished
+            flush(unfinished)
+            os.replace(unfinished, path)
+            flush(path.parent)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield an empty folder to write into; at the end it gets the name `path`, whole.
+
+    An empty folder of that name gives way to it; one with something in it does so if `replace`.
+    Until then other processes that want to write there are refused.
+    """
+    path = Path(path).absolute()
+    check_new_folder(path, replace=replace)
+    with told(path):
+        make_folder(path.parent)
+        with only_writer(path.with_name(f".{path.name}.lock"), path, kept=False):
+            unfinished = Path(
+                tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".unfinished", dir=path.parent)
+            )
+            try:
+                # Readable like any other folder, unlike one of `mkdtemp`.
+                unfinished.chmod(0o777 & ~umask())
+                yield unfinished
+                check_new_folder(path, replace=replace)
+                finish_folder(unfinished, path)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def check_new_folder(path: str | Path, *, replace: bool = False, own: Sequence[str] = ()) -> None:
+    """Refuse a place at which `new_folder` would have to remove what somebody wrote.
+
+    A folder in which one of the files `own` lies is the caller's, and may be written again.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(f"{path} is a file; name a new folder")
+    written = any((path / name).exists() for name in own)
+    if path.is_dir() and any(path.iterdir()) and not (replace or written):
+        raise FileExistsError(f"{path} is there already, and not empty; name a new folder")
+
+
+def finish_folder(unfinished: Path, path: Path) -> None:
+    """Give a written folder its name, all of it on the disk first; what was there gives way."""
+    for part in (*unfinished.rglob("*"), unfinished):
+        flush(part)
+    before = unfinished.with_suffix(".before")
+    if path.is_dir():
+        os.replace(path, before)
+    try:
+        os.replace(unfinished, path)
+    except OSError:
+        if before.is_dir():
+            os.replace(before, path)
+        raise
+    flush(path.parent)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def make_folder(path: str | Path) -> None:
+    """Make a folder and those above it, on the disk when this returns."""
+    path = Path(path)
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows flushes no folders
+        return
+    file = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def umask() -> int:
+    """Return the rights that new files do not get."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Say of a disk's refusal what was being written, and what to do."""
+    try:
+        yield
+    except OSError as wrong:
+        if wrong.errno not in DISK or "nothing of it is left" in str(wrong):
+            raise
+        raise _refusal(path, wrong.errno) from wrong
+    except Exception as wrong:
+        native = NATIVE.search(str(wrong))
+        if native is None:
+            raise
+        raise _refusal(path, int(native[1] or errno.EIO)) from wrong
+
+
+def _refusal(path: Path, number: int) -> OSError:
+    return OSError(
+        number,
+        f"{path}: could not be written ({os.strerror(number)}), and nothing of it is left; make "
+        "room or name another place, and start again",
+    )
