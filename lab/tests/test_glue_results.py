@@ -6,14 +6,14 @@ from pathlib import Path
 from tisa_lab.glue.cell import Record
 from tisa_lab.glue.report import markdown
 from tisa_lab.glue.summary import summary
+from tisa_lab.sweep import Records
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "docs/records/2026-11-15-table3"
 
 
 def test_the_report_is_made_of_the_records():
-    with (FOLDER / "records.jsonl").open() as lines:
-        records = [Record.from_line(line) for line in lines]
+    records = Records(FOLDER, Record).all()
     assert len(records) == 399
     assert all(not r.surroundings["uncommitted_changes"] for r in records)
     assert markdown(summary(records), records) == (FOLDER / "table3.md").read_text()

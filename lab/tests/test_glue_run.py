@@ -50,7 +50,7 @@ def test_the_same_seed_gives_the_same_numbers(data_dir, model, task, variant, me
     assert first.rows == {"train": 24, "dev": 10}
     assert first.surroundings["transformers"] == transformers.__version__
     assert {"commit", "device", "torch", "date", "uncommitted_changes"} <= set(first.surroundings)
-    assert Record.from_line(first.line()) == first
+    assert Record.from_dict(json.loads(json.dumps(first.to_dict()))) == first
     scores = first.parameters["scores"]
     folded = 3 * 16 if cell.variant.fold else 0
     assert scores == 3 * cell.variant.num_kernels * 2 * 2 + folded
@@ -178,9 +178,9 @@ def test_rows_are_named_as_in_the_table():
 
 def test_a_line_that_is_no_record_is_refused(data_dir, model):
     with pytest.raises(ValueError, match="expected a record"):
-        Record.from_line("{}")
+        Record.from_dict({})
     record = run(Cell.of(model, "cola", **{**SMALL, "steps": 1}), data_dir=data_dir)
-    changed = json.loads(record.line())
+    changed = record.to_dict()
     changed["cell"]["seed"] = 9
     with pytest.raises(ValueError, match="changed by hand"):
-        Record.from_line(json.dumps(changed))
+        Record.from_dict(changed)

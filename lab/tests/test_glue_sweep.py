@@ -18,6 +18,7 @@ import command
 import tisa.store
 from little_glue import make_data, make_model
 from tisa.cli.program import MISTAKES
+from tisa.store.lines import line
 from tisa_lab import cli
 from tisa_lab.executors import InProcess, Lost, Pool
 from tisa_lab.glue.cell import Record, grid
@@ -106,7 +107,7 @@ def test_killed_in_the_middle_of_a_line(tmp_path, monkeypatch):
     for _ in range(3):
         Records(tmp_path, Record).append(made_up(CELLS[len(Records(tmp_path, Record).all())]))
         with monkeypatch.context() as torn:
-            torn.setattr(tisa.store, "_write", half)
+            torn.setattr(tisa.store.lines, "_write", half)
             victim = forked(sweep_all, tmp_path)
             victim.join()
         assert victim.exitcode == -signal.SIGKILL
@@ -141,7 +142,7 @@ def test_a_full_disk_keeps_the_run_and_the_file(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr(tisa.store, "_write", full)
+        broken.setattr(tisa.store.lines, "_write", full)
         with pytest.raises(OSError, match=r"No space left on device; the finished run") as raised:
             here.append(made_up(CELLS[1]))
     assert here.path.read_bytes() == before
@@ -167,14 +168,14 @@ def test_a_full_disk_keeps_all_runs_that_ended_together(tmp_path, monkeypatch):
     def full(file, line):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(tisa.store, "_write", full)
+    monkeypatch.setattr(tisa.store.lines, "_write", full)
     with pytest.raises(OSError, match="3 finished runs") as raised:
         sweep(CELLS, Records(tmp_path / "two words", Record), Stack(made_up), Silent())
     (kept, added) = re.findall(r"kept in (\S+): .* with `cat \1 >> (.*)`", str(raised.value))[0]
     assert added == f"'{tmp_path}/two words/records.jsonl'"
     lines = Path(kept).read_text(encoding="utf-8").splitlines(keepends=True)
     Path(kept).unlink()
-    assert lines == [made_up(cell).line() + "\n" for cell in CELLS[:3]]
+    assert lines == [line(made_up(cell).to_dict()) + "\n" for cell in CELLS[:3]]
 
 
 def test_in_a_file_every_cell_has_one_line(tmp_path):
@@ -248,8 +249,7 @@ def test_the_command_in_this_process_and_in_a_pool(real, tmp_path):
     before = (alone / "records.jsonl").read_bytes()
     answer = command.lab([*real, *tasks, "--out", str(alone), "--json"])
     assert "2 of them done before" in answer.stderr
-    lines = before.decode().splitlines()
-    assert json.loads(answer.stdout) == [json.loads(line) for line in lines]
+    assert json.loads(answer.stdout) == tisa.store.Lines(alone / "records.jsonl").read()[0]
     assert (alone / "records.jsonl").read_bytes() == before
     # Shells complete a folder's name with a slash.
     slashed = [f"{word}/" if word == real[1] else word for word in real]

@@ -137,4 +137,4 @@ def test_prepared_corpora_know_their_tokenizer(tmp_path):
     assert "parameters and 60 of the position method" in shown.stdout
     assert "seed: 0 there, 1" in command(*again, "--out", tmp_path / "run", "--seed", 1)[1]
     shutil.rmtree(tmp_path / "hf-tokens" / "tokenizer")
-    assert "expected its folder tokenizer" in command(*again, "--out", tmp_path / "new")[1]
+    assert "tokenizer/tokenizer.json is missing" in command(*again, "--out", tmp_path / "new")[1]

@@ -25,6 +25,7 @@ from tisa_lab.pretrain.model import (
 )
 from tisa_lab.pretrain.tokenizers import Bytes
 from tisa_lab.pretrain.training import Training, run
+from tisa_lab.view import Silent
 
 SIZES = dict(
     hidden_size=16, num_hidden_layers=2, num_attention_heads=2, embedding_size=8,
@@ -61,10 +62,10 @@ def test_a_run_learns_and_goes_on_to_the_bit(corpus, tmp_path, objective):
     assert (
         run(config, corpus, out, valid=corpus, settings=SETTINGS, stop=lambda: next(stops)) is None
     )
-    assert checkpoints.latest(out).name == "step-00000005"
+    assert checkpoints.all_of(out)[0].name == "step-00000005"
     soon = RunSettings(**vars(SETTINGS) | {"max_seconds": 1e-9})
     assert run(config, corpus, out, valid=corpus, settings=soon) is None
-    assert checkpoints.latest(out).name == "step-00000006"
+    assert checkpoints.all_of(out)[0].name == "step-00000006"
     take = Training.take
     with pytest.MonkeyPatch.context() as patched:
 
@@ -90,7 +91,7 @@ def test_a_folder_in_which_somebody_trains_is_refused(corpus, tmp_path, monkeypa
     monkeypatch.setattr(checkpoints, "PATIENCE", 0.0)
     with (
         checkpoints.held(tmp_path / "run"),
-        pytest.raises(BlockingIOError, match=rf"that process {os.getpid()} on .* trains in"),
+        pytest.raises(BlockingIOError, match=rf"run: process {os.getpid()} on .* writes there"),
     ):
         run(PretrainConfig(**SIZES), corpus, tmp_path / "run", settings=SETTINGS)
     assert run(PretrainConfig(**SIZES), corpus, tmp_path / "run", settings=SETTINGS)
@@ -114,7 +115,7 @@ def test_a_checkpoint_interrupted_while_writing_is_never_loaded(corpus, tmp_path
     config = PretrainConfig(**SIZES)
     run(config, corpus, tmp_path / "whole", settings=SETTINGS)
     out = tmp_path / "torn"
-    finish = checkpoints.finish_folder
+    finish = checkpoints.store.finish_folder
 
     def killed(unfinished, place, **more):
         if place.name == "step-00000008":
@@ -124,11 +125,11 @@ def test_a_checkpoint_interrupted_while_writing_is_never_loaded(corpus, tmp_path
             raise KeyboardInterrupt
         finish(unfinished, place, **more)
 
-    monkeypatch.setattr(checkpoints, "finish_folder", killed)
+    monkeypatch.setattr(checkpoints.store, "finish_folder", killed)
     with pytest.raises(KeyboardInterrupt):
         run(config, corpus, out, settings=SETTINGS)
     assert (out / "checkpoints" / ".step-00000008.unfinished" / "model.safetensors").exists()
-    assert checkpoints.latest(out).name == "step-00000004"
+    assert checkpoints.all_of(out)[0].name == "step-00000004"
     monkeypatch.undo()
     run(config, corpus, out, settings=SETTINGS)
     assert np.array_equal(losses_of(tmp_path / "whole"), losses_of(out))
@@ -136,19 +137,81 @@ def test_a_checkpoint_interrupted_while_writing_is_never_loaded(corpus, tmp_path
     assert left == ["step-00000004", "step-00000008"]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin", "losses.npy"])
-def test_a_checkpoint_that_was_damaged_later_is_told(corpus, tmp_path, name):
-    config, out = PretrainConfig(**SIZES), tmp_path / "run"
+class Said(Silent):
+    """Keeps what a run says."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def say(self, sentence, *, wrong=False):
+        self.told.append(sentence)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda f: cut(f / "model.safetensors"), "model.safetensors has 100 bytes and not"),
+        (lambda f: flip(f / "optimizer.bin"), "optimizer.bin is damaged, bytes 0 to"),
+        (lambda f: flip(f / "losses.npy"), "losses.npy is damaged"),
+        (lambda f: (f / "random_states_0.pkl").unlink(), "random_states_0.pkl is missing"),
+        (lambda f: (f / "manifest.json").unlink(), "its manifest.json is missing"),
+        (lambda f: flip(f / "manifest.json"), "manifest.json: "),
+    ],
+)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(corpus, tmp_path, spoil, told):
+    config, out, view = PretrainConfig(**SIZES | dict(dropout=0.1)), tmp_path / "run", Said()
     run(config, corpus, out, settings=SETTINGS)
     whole = losses_of(out)
     (out / "record.json").unlink()
-    damaged = checkpoints.latest(out) / name
-    damaged.write_bytes(damaged.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"step-00000008: expected .* remove the folder to go on"):
-        run(config, corpus, out, settings=SETTINGS)
-    shutil.rmtree(damaged.parent)
-    run(config, corpus, out, settings=SETTINGS)
+    spoil(out / "checkpoints" / "step-00000008")
+    run(config, corpus, out, settings=SETTINGS, view=view)
+    assert "step-00000008" in view.told[0]
+    assert told in view.told[0]
+    assert view.told[1].endswith("step-00000004")
     assert np.array_equal(whole, losses_of(out))
+
+
+def test_a_checkpoint_of_another_run_is_not_taken(corpus, tmp_path):
+    """Of another seed, which has the same shapes."""
+    config, out, view = PretrainConfig(**SIZES), tmp_path / "run", Said()
+    other = PretrainConfig(**SIZES | dict(seed=1))
+    run(config, corpus, out, settings=SETTINGS)
+    run(other, corpus, tmp_path / "other", settings=SETTINGS)
+    whole, foreign = losses_of(out), tmp_path / "other" / "checkpoints"
+    (out / "record.json").unlink()
+    shutil.rmtree(out / "checkpoints" / "step-00000008")
+    shutil.copytree(foreign / "step-00000008", out / "checkpoints" / "step-00000008")
+    # Of another run's optimiser alone, too.
+    run(config, corpus, out, settings=SETTINGS, view=view)
+    assert "step-00000008: is of another run (other config); left aside" in view.told[0]
+    assert np.array_equal(whole, losses_of(out))
+    (out / "record.json").unlink()
+    shutil.copy(foreign / "step-00000008" / "optimizer.bin", out / "checkpoints" / "step-00000008")
+    view = Said()
+    run(config, corpus, out, settings=SETTINGS, view=view)
+    assert "optimizer.bin is damaged" in view.told[0]
+    assert np.array_equal(whole, losses_of(out))
+
+
+def test_where_no_checkpoint_is_whole_nothing_begins_anew_without_a_word(corpus, tmp_path):
+    config, out = PretrainConfig(**SIZES), tmp_path / "run"
+    run(config, corpus, out, settings=SETTINGS)
+    (out / "record.json").unlink()
+    for checkpoint in checkpoints.all_of(out):
+        flip(checkpoint / "model.safetensors")
+    with pytest.raises(ValueError, match="got none of 2; remove the folder to begin from the"):
+        run(config, corpus, out, settings=SETTINGS)
 
 
 def test_trackers_are_told_the_config_and_the_losses(corpus, tmp_path, monkeypatch):

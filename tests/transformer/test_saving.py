@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from small_transformer import SMALL, config_of, tokens
+from tisa import store
 from tisa.transformer import LanguageModel, Transformer, load, save
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +30,7 @@ def test_saved_and_loaded(tmp_path, cls, name):
     with torch.no_grad():
         assert torch.equal(again(x), model.eval()(x))
     assert sorted(p.name for p in (tmp_path / "new" / "model").iterdir()) == [
-        "config.json", "model.safetensors",
+        "config.json", "manifest.json", "model.safetensors",
     ]  # fmt: skip
 
 
@@ -127,7 +128,9 @@ def test_interrupted_saving_leaves_the_old_model(tmp_path, monkeypatch):
         (lambda f: rewrite(f, config={"hidden_siz": 3}), "unknown hidden_siz"),
         (lambda f: rewrite(f, config={**SMALL, "position": "shaw"}), "missing: .*key_table"),
         (lambda f: rewrite(f, config={**SMALL, "vocab_size": 14}), "must be of shape"),
-        (lambda f: cut(f / "model.safetensors"), "cannot be read"),
+        (lambda f: cut(f / "model.safetensors"), "model.safetensors has .* bytes and not"),
+        (lambda f: (cut(f / "model.safetensors"), rewrite(f)), "cannot be read"),
+        (lambda f: (f / "manifest.json").unlink(), "manifest.json is missing"),
     ],
 )
 def test_broken_folders_are_refused(tmp_path, spoil, error):
@@ -140,10 +143,29 @@ def test_broken_folders_are_refused(tmp_path, spoil, error):
 def rewrite(folder, **values):
     written = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**written, **values}))
+    store.seal_folder(folder, "transformer", {}, ("config.json", "model.safetensors"))
 
 
 def cut(path):
     path.write_bytes(path.read_bytes()[:-100])
+
+
+def test_weights_and_config_of_two_models_are_no_model(tmp_path):
+    """What a process leaves that is killed between both files."""
+    save(Transformer(config_of()), tmp_path / "old")
+    save(Transformer(config_of()), tmp_path / "new")
+    (tmp_path / "new" / "model.safetensors").replace(tmp_path / "old" / "model.safetensors")
+    with pytest.raises(store.Damaged, match=r"model.safetensors is damaged"):
+        load(tmp_path / "old")
+
+
+def test_a_folder_of_before_is_read(tmp_path):
+    save(model := Transformer(config_of()), tmp_path)
+    rewrite(tmp_path, format=1)
+    (tmp_path / "manifest.json").unlink()
+    x = tokens(1, 5)
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path)(x), model.eval()(x))
 
 
 def test_without_safetensors_the_extra_is_named(tmp_path, monkeypatch):

@@ -57,10 +57,9 @@ def save(model: nn.Module, folder: str | Path) -> None:
         name.replace(f"{COMPILED}.", ""): value.detach().contiguous()
         for name, value in model.state_dict().items()
     }
-    # First: what is written from here on is not what it is of.
-    (folder / MANIFEST).unlink(missing_ok=True)
     write_bytes(folder / WEIGHTS, safetensors.save(state, metadata={"format": "pt"}))
     write_text(folder / CONFIG, json.dumps(written, indent=2) + "\n")
+    # Last: until then the one of before says that the folder is not whole.
     seal_folder(folder, KIND, {"model": written["model"]}, (WEIGHTS, CONFIG))
 
 
