@@ -639,7 +639,9 @@ def auto_class(name: str, stock_config: Any) -> Any:
     """Return the stock model class that this Auto class has for a stock config, or None."""
     mapping = getattr(getattr(modeling_auto, name, None), "_model_mapping", {})
     found = mapping.get(stock_config, None)
-    return found[0] if isinstance(found, tuple) else found
+    found = found[0] if isinstance(found, tuple) else found
+    # A mapping may name a model whose config is of another type (5.23: Qwen2's, JevForDecision).
+    return found if getattr(found, "config_class", None) is stock_config else None
 
 
 class TisaConfig(PreTrainedConfig):
