@@ -151,7 +151,7 @@ def test_the_command(tmp_path):
         (tmp_path / "records.jsonl").write_bytes(wrong)
         both = ["report", str(tmp_path / "runs"), str(tmp_path)]
         answer = command.lab(both)
-        assert str(answer.exception).startswith(f"{tmp_path / 'records.jsonl'}: ")
+        assert str(answer.exception).startswith(f"{tmp_path / 'records.jsonl'}, line 1: ")
     (tmp_path / "records.jsonl").unlink()
     answer = command.lab(["report", str(tmp_path)])
     assert "no records.jsonl in it" in str(answer.exception)

@@ -96,7 +96,7 @@ def test_two_processes_train_one_model(tmp_path):
     made, model, tokens = beginning()
     batches = _batches(tokens_of(tokens, model), model, 0, 60, False)
     trained = {n: p for n, p in made.named_parameters() if is_score(n)}
-    state = _State(trained, 0.05, 0.002, None)
+    state = _State(trained, 0.05, 0.002, None, {})
     for step in range(3):
         state.rate(1 - step / 3)
         parts = [

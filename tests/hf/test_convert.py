@@ -296,7 +296,7 @@ def test_the_scores_of_all_layers_are_computed_at_once(name, monkeypatch):
         torch.testing.assert_close(one, alone, rtol=1e-4, atol=1e-6)
     monkeypatch.undo()
     if model.supports_gradient_checkpointing:
-        model.train().gradient_checkpointing_enable()
+        tiny.checkpoint_activations(model.train())
         model(**inputs()).logits.square().mean().backward()
 
 

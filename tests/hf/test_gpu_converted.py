@@ -31,7 +31,7 @@ def test_bands_follow_a_fused_optimiser(checkpointing):
     )
     model.to("cuda").train()
     if checkpointing:
-        model.gradient_checkpointing_enable()
+        tiny.checkpoint_activations(model)
     ids = torch.randint(4, 60, (2, 512), device="cuda")
     offsets = [p for name, p in model.named_parameters() if "kernel_offsets" in name]
     amplitudes = [p for name, p in model.named_parameters() if "kernel_amplitudes" in name]

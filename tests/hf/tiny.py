@@ -107,3 +107,9 @@ def shake(model, scale=1.0):
 def logits(model, **kwargs):
     with torch.no_grad():
         return model(**kwargs).logits
+
+
+def checkpoint_activations(model):
+    """Switch it on under its name of transformers 5.23, or of before."""
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)()

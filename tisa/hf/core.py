@@ -37,7 +37,7 @@ TABLES = ("position_embeddings", "wpe", "embed_positions", "position_embedding")
 HARMLESS = frozenset((
     "tisa_call", "is_causal", "sliding_window", "position_ids", "cache_position", "use_cache",
     "return_dict", "output_attentions", "output_hidden_states", "output_router_logits",
-    "num_items_in_batch", "deterministic",
+    "num_items_in_batch", "deterministic", "token_type_ids",
 ))  # fmt: skip
 # Where packed sequences end: heard (`_packed`), or in a mask.
 PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")

@@ -278,7 +278,9 @@ def together(module: Any) -> Together | None:
     if torch.compiler.is_compiling() or not known:
         return None
     # A layer that is computed again in the backward pass needs scores of its own.
-    again = module.training and module.is_gradient_checkpointing
+    again = module.training and any(
+        getattr(m, "gradient_checkpointing", False) for m in module.modules()
+    )
     return Together(module.tisa_owners, with_vectors=not again)
 
 

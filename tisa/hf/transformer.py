@@ -6,6 +6,8 @@ read such a folder once `tisa.hf` is imported, with any position method; `save_p
 one that `tisa.transformer.load` reads.
 """
 
+import os
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -21,8 +23,9 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, MaskedLMOutput
 
 from tisa.shapes import Tensor
+from tisa.store import seal_folder
 from tisa.transformer import LanguageModel, Transformer, TransformerConfig
-from tisa.transformer.saving import FORMAT, HF_MODEL_TYPE
+from tisa.transformer.saving import CONFIG, FORMAT, HF_MODEL_TYPE, KIND, WEIGHTS
 
 
 class TisaTransformerConfig(PreTrainedConfig):
@@ -66,6 +69,13 @@ class _Base(PreTrainedModel):
         """Return the token embeddings."""
         embeddings: nn.Module = self.transformer.embeddings
         return embeddings
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Save like any other model; sealed where it is one file, which `load` reads."""
+        super().save_pretrained(save_directory, **kwargs)
+        folder = Path(save_directory)
+        if kwargs.get("is_main_process", True) and (folder / WEIGHTS).is_file():
+            seal_folder(folder, KIND, {"model": self.config.model}, (WEIGHTS, CONFIG))
 
 
 class TisaTransformerModel(_Base):
