@@ -95,8 +95,10 @@ def distil(
     if batch_tokens < 1:
         raise ValueError(f"distil: batch_tokens must be 1 or more, got {batch_tokens}")
     batches = _batches(sequences, original, seed, batch_tokens, by_length)
+    # transformers draws a pooler anew where the checkpoint has none, and no loss here reads it.
+    read = {n: v for n, v in original.state_dict().items() if not n.startswith("pooler.")}
     identity = {} if checkpoint is None else {
-        "original": tensors_digest(original.state_dict()),
+        "original": tensors_digest(read),
         "converted": converted.config.model_type,
         "texts": sha256(repr(sequences).encode()).hexdigest(),
         "rates": [scores_lr, fold_lr, pooled_weight],
