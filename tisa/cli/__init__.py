@@ -5,6 +5,7 @@ options.py   a command's options, read from its function
 analyze.py   what models know about position
 convert.py   a Hugging Face model with scores of the offset
 doctor.py    what works on this machine
+verify.py    whether what was written is whole
 __main__.py  the same for launchers: python -m tisa.cli
 """
 
@@ -14,7 +15,7 @@ PROGRAM = Program(
     name="tisa",
     help="How transformers know where a token stands.",
     package="tisa.cli",
-    commands=("analyze", "convert", "doctor"),
+    commands=("analyze", "convert", "doctor", "verify"),
     brings={"analyze": "tisa[analysis]", "": "tisa[hf]"},
 )
 

@@ -1,10 +1,13 @@
 """Durable files: what is written is there whole or not at all, on the disk, and can be proved.
 
-  files.py     a file or a folder, written beside its place, flushed, renamed
-  locks.py     one process at a time; who holds a folder is told
-  seals.py     a checksum inside a JSON object, in front of bytes, and of tensors
-  lines.py     a file of records that many processes append to
-  manifest.py  a folder's files with their checksums, what it is and what it was made from
+  files.py         a file or a folder, written beside its place, flushed, renamed
+  locks.py         one process at a time; who holds a folder is told
+  seals.py         a checksum inside a JSON object, in front of bytes, and of tensors
+  lines.py         a file of records that many processes append to
+  manifest.py      a folder's files with their checksums, what it is and what it was made from
+  tensor_files.py  a file of tensors: its form and its seal
+  verification.py  any folder: what is in it, and what of it is damaged
+  repair.py        what of that can be made good
 
 Everything in this repository that must survive a kill, a full disk, a power cut or a flipped bit is
 written here, and read here. What is not as it was written is `Damaged`.
@@ -22,7 +25,14 @@ from tisa.store.files import (
 )
 from tisa.store.lines import Lines
 from tisa.store.locks import locked, only_writer
-from tisa.store.manifest import MANIFEST, Manifest, check_folder, manifest_of, seal_folder
+from tisa.store.manifest import (
+    MANIFEST,
+    Manifest,
+    check_folder,
+    manifest_of,
+    seal_folder,
+    write_files,
+)
 from tisa.store.seals import (
     Damaged,
     opened,
@@ -37,5 +47,5 @@ from tisa.store.seals import (
 __all__ = ["MANIFEST", "Damaged", "Lines", "Manifest", "check_folder", "check_new_folder",
            "finish_folder", "locked", "make_folder", "manifest_of", "new_file", "new_folder",
            "only_writer", "opened", "read_bytes", "read_json", "seal_folder", "sealed",
-           "tensors_digest", "told", "write_bytes", "write_json", "write_sealed",
-           "write_text"]  # fmt: skip
+           "tensors_digest", "told", "write_bytes", "write_files", "write_json",
+           "write_sealed", "write_text"]  # fmt: skip

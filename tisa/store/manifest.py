@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tisa.store.files import make_folder, write_bytes
+from tisa.store.locks import only_writer
 from tisa.store.seals import Damaged, read_json, write_json
 
 MANIFEST = "manifest.json"
@@ -42,6 +44,21 @@ def seal_folder(
             for name, whole, parts in zip(names, sums, blocks, strict=True)
         }
     write_json(folder / MANIFEST, {"kind": kind, "identity": dict(identity), "files": files})
+
+
+def write_files(
+    folder: str | Path, kind: str, identity: Mapping[str, Any], contents: Mapping[str, bytes]
+) -> None:
+    """Write files into a folder, which may have others, and a manifest of them, as its only writer.
+
+    Until the manifest is there, the one of before says that the folder is not whole.
+    """
+    folder = Path(folder)
+    make_folder(folder)
+    with only_writer(folder / ".lock", folder, kept=False):
+        for name, content in contents.items():
+            write_bytes(folder / name, content)
+        seal_folder(folder, kind, identity, contents)
 
 
 def manifest_of(folder: Path) -> Manifest | None:
@@ -91,14 +108,14 @@ def damages_of(folder: Path, manifest: Manifest) -> Iterable[str]:
         elif path.stat().st_size != told["size"]:
             yield f"{name} has {path.stat().st_size:,} bytes and not {told['size']:,}"
         elif found != told["sha256"]:
-            yield f"{name} is damaged, {_where(told['blocks'], _blocks(path))}"
+            yield f"{name} is damaged, {_where(told['blocks'], _blocks(path), told['size'])}"
 
 
-def _where(told: list[int], found: list[int]) -> str:
+def _where(told: list[int], found: list[int], size: int) -> str:
     wrong = [n for n, (one, other) in enumerate(zip(told, found, strict=True)) if one != other]
     if not wrong:
         return "bytes unknown"
-    return f"bytes {wrong[0] * BLOCK:,} to {(wrong[-1] + 1) * BLOCK - 1:,}"
+    return f"bytes {wrong[0] * BLOCK:,} to {min(size, (wrong[-1] + 1) * BLOCK) - 1:,}"
 
 
 def _names(folder: Path) -> Iterable[str]:
