@@ -18,7 +18,7 @@ import command
 import tisa.store
 from little_glue import make_data, make_model
 from tisa.cli.program import MISTAKES
-from tisa.store.lines import line
+from tisa.store.seals import line
 from tisa_lab import cli
 from tisa_lab.executors import InProcess, Lost, Pool
 from tisa_lab.glue.cell import Record, grid
@@ -107,7 +107,7 @@ def test_killed_in_the_middle_of_a_line(tmp_path, monkeypatch):
     for _ in range(3):
         Records(tmp_path, Record).append(made_up(CELLS[len(Records(tmp_path, Record).all())]))
         with monkeypatch.context() as torn:
-            torn.setattr(tisa.store.lines, "_write", half)
+            torn.setattr(tisa.store.seals, "_write", half)
             victim = forked(sweep_all, tmp_path)
             victim.join()
         assert victim.exitcode == -signal.SIGKILL
@@ -142,7 +142,7 @@ def test_a_full_disk_keeps_the_run_and_the_file(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr(tisa.store.lines, "_write", full)
+        broken.setattr(tisa.store.seals, "_write", full)
         with pytest.raises(OSError, match=r"No space left on device; the finished run") as raised:
             here.append(made_up(CELLS[1]))
     assert here.path.read_bytes() == before
@@ -168,7 +168,7 @@ def test_a_full_disk_keeps_all_runs_that_ended_together(tmp_path, monkeypatch):
     def full(file, line):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(tisa.store.lines, "_write", full)
+    monkeypatch.setattr(tisa.store.seals, "_write", full)
     with pytest.raises(OSError, match="3 finished runs") as raised:
         sweep(CELLS, Records(tmp_path / "two words", Record), Stack(made_up), Silent())
     (kept, added) = re.findall(r"kept in (\S+): .* with `cat \1 >> (.*)`", str(raised.value))[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from tisa.store import Lines, locked
-from tisa.store.lines import line
+from tisa.store.seals import line
 from tisa_lab.executors import Executor, Job, Lost
 from tisa_lab.view import Silent
 

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from tisa import store
-from tisa.store.manifest import BLOCK
+from tisa.store.seals import BLOCK
 
 KIND, IDENTITY = "test folder", {"config": {"steps": 3}, "seed": 0}
 

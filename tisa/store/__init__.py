@@ -1,10 +1,7 @@
 """Durable files: what is written is there whole or not at all, on the disk, and can be proved.
 
-  files.py         a file or a folder, written beside its place, flushed, renamed
-  locks.py         one process at a time; who holds a folder is told
-  seals.py         a checksum inside a JSON object, in front of bytes, and of tensors
-  lines.py         a file of records that many processes append to
-  manifest.py      a folder's files with their checksums, what it is and what it was made from
+  files.py         a file or a folder, whole or not at all; one writer at a time
+  seals.py         checksums: of JSON, bytes, tensors, lines of records, folders
   tensor_files.py  a file of tensors: its form and its seal
   verification.py  any folder: what is in it, and what of it is damaged
   repair.py        what of that can be made good
@@ -16,28 +13,26 @@ written here, and read here. What is not as it was written is `Damaged`.
 from tisa.store.files import (
     check_new_folder,
     finish_folder,
+    locked,
     make_folder,
     new_file,
     new_folder,
+    only_writer,
     told,
     write_bytes,
     write_text,
 )
-from tisa.store.lines import Lines
-from tisa.store.locks import locked, only_writer
-from tisa.store.manifest import (
+from tisa.store.seals import (
     MANIFEST,
+    Damaged,
+    Lines,
     Manifest,
     check_folder,
     manifest_of,
-    seal_folder,
-    write_files,
-)
-from tisa.store.seals import (
-    Damaged,
     opened,
     read_bytes,
     read_json,
+    seal_folder,
     sealed,
     tensors_digest,
     write_json,
@@ -47,5 +42,5 @@ from tisa.store.seals import (
 __all__ = ["MANIFEST", "Damaged", "Lines", "Manifest", "check_folder", "check_new_folder",
            "finish_folder", "locked", "make_folder", "manifest_of", "new_file", "new_folder",
            "only_writer", "opened", "read_bytes", "read_json", "seal_folder", "sealed",
-           "tensors_digest", "told", "write_bytes", "write_files", "write_json",
+           "tensors_digest", "told", "write_bytes", "write_json",
            "write_sealed", "write_text"]  # fmt: skip

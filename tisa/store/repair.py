@@ -9,10 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tisa.store.files import flush, write_bytes
-from tisa.store.lines import Lines
-from tisa.store.locks import locked, only_writer
-from tisa.store.seals import Damaged
+from tisa.store.files import flush, locked, only_writer, write_bytes
+from tisa.store.seals import Damaged, Lines
 from tisa.store.verification import ASIDE, Item, verified
 
 

@@ -1,21 +1,33 @@
-"""A checksum inside what it is of: in a JSON object, in front of bytes, and of tensors.
+"""What proves that something is as it was written: of JSON, bytes, tensors, lines, folders.
 
 A seal is two fields, so that a flipped bit in the name of one leaves the other: where one of them
 stands, both must. What was written before there were seals has neither, and is read as it is.
+
+A file of records has one a line, each with a seal; many processes append to it. A folder has a
+manifest: what it is, what it was made from, SHA-256 and size of every file, and cheaper checksums
+of blocks, which tell which bytes of a file are others.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from tisa.store.files import write_bytes, write_text
+from tisa.store.files import flush, locked, make_folder, write_bytes, write_text
 
 # The version of everything that this package writes with a checksum.
 SEALED, SUM, FORMAT = "sealed", "sha256", 1
+LINE_REMEDY = "remove that line, and run again what it stood for"
+MANIFEST = "manifest.json"
+BLOCK = 2**20
+FOLDER_REMEDY = "take a copy that is whole, or make it again"
 
 
 class Damaged(ValueError):  # noqa: N818
@@ -97,3 +109,199 @@ def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 def _digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+class Lines:
+    """JSON objects, one a line, each with a checksum of its own.
+
+    What a killed process left of a line is removed before the next one is written, and not read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def append(self, *records: dict[str, Any]) -> None:
+        """Add records, all of them or none; they are on the disk when this returns."""
+        content = "".join(f"{line(record)}\n" for record in records).encode()
+        make_folder(self.path.parent)
+        with locked(self.path.with_name(f".{self.path.name}.lock")):
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                end = _without_torn_line(file)
+                try:
+                    _write(file, content)
+                    os.fsync(file)
+                except OSError:
+                    os.ftruncate(file, end)
+                    raise
+            finally:
+                os.close(file)
+            flush(self.path.parent)
+
+    def read(self, start: int = 0) -> tuple[list[dict[str, Any]], int]:
+        """Return the records from a place on, and the place where the next one begins."""
+        lines = list(self.each(start))
+        return [line.record() for line in lines], lines[-1].end if lines else start
+
+    def each(self, start: int = 0) -> Iterator["Line"]:
+        """Yield the whole lines from a place on."""
+        try:
+            with self.path.open("rb") as file:
+                before, content = file.read(start), file.read()
+        except FileNotFoundError:
+            return
+        number = before.count(b"\n")
+        # Not `splitlines`, which also cuts at other characters.
+        for text in content[: content.rfind(b"\n") + 1].split(b"\n")[:-1]:
+            number, start = number + 1, start + len(text) + 1
+            if text.strip():
+                yield Line(text, f"{self.path}, line {number}", start)
+
+
+class Line(NamedTuple):
+    """A line as it stands in a file, the words for its place, and where the next one begins."""
+
+    text: bytes
+    where: str
+    end: int
+
+    def record(self) -> dict[str, Any]:
+        """Return what it says, its checksum being right."""
+        try:
+            values = json.loads(self.text.decode())
+        except ValueError as wrong:
+            raise Damaged(f"{self.where}: no JSON ({wrong}); {LINE_REMEDY}") from None
+        if not isinstance(values, dict):
+            raise Damaged(f"{self.where}: no record, but {self.text[:60]!r}; {LINE_REMEDY}")
+        return opened(values, self.where, remedy=LINE_REMEDY)
+
+
+def line(record: dict[str, Any]) -> str:
+    """Return a record as a line, sealed."""
+    return json.dumps(sealed(record), ensure_ascii=False)
+
+
+def _without_torn_line(file: int) -> int:
+    """Remove what a killed process left of its line; return where the next one begins."""
+    size = end = os.lseek(file, 0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - 65536)
+        os.lseek(file, start, os.SEEK_SET)
+        place = os.read(file, end - start).rfind(b"\n")
+        if place >= 0:
+            end = start + place + 1
+            break
+        end = start
+    if end != size:
+        os.ftruncate(file, end)
+    return end
+
+
+def _write(file: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(file, content) :]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What stands in a folder's manifest."""
+
+    kind: str
+    identity: dict[str, Any]
+    # By name: size, sha256, and the CRC-32 of each block.
+    files: dict[str, dict[str, Any]]
+
+
+def seal_folder(
+    folder: Path, kind: str, identity: Mapping[str, Any], names: Iterable[str] | None = None
+) -> None:
+    """Write the manifest of a folder: of these files, or of all in it that are not hidden."""
+    names = sorted(_names(folder) if names is None else names)
+    # Hashing lets go of Python's lock: blocks on one core, the whole on another.
+    with ThreadPoolExecutor(2) as pool:
+        sums = pool.map(lambda name: _sum(folder / name), names)
+        blocks = pool.map(lambda name: _blocks(folder / name), names)
+        files = {
+            name: {"size": (folder / name).stat().st_size, "sha256": whole, "blocks": parts}
+            for name, whole, parts in zip(names, sums, blocks, strict=True)
+        }
+    write_json(folder / MANIFEST, {"kind": kind, "identity": dict(identity), "files": files})
+
+
+def manifest_of(folder: Path) -> Manifest | None:
+    """Return a folder's manifest; None where it has none, as before there were any."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return None
+    values = read_json(path, remedy=FOLDER_REMEDY)
+    try:
+        return Manifest(values["kind"], values["identity"], values["files"])
+    except KeyError as lacking:
+        raise Damaged(f"{path}: lacks {lacking}; {FOLDER_REMEDY}") from None
+
+
+def check_folder(
+    folder: Path,
+    kind: str,
+    *,
+    identity: Mapping[str, Any] | None = None,
+    remedy: str = FOLDER_REMEDY,
+) -> Manifest | None:
+    """Return the manifest of a folder that is whole and what it is taken for; else refuse it.
+
+    None where it has no manifest, as before there were any.
+    """
+    found = manifest_of(folder)
+    if found is None:
+        return None
+    if found.kind != kind:
+        raise Damaged(f"{folder}: expected a {kind}, got a {found.kind}; {remedy}")
+    if identity is not None and found.identity != dict(identity):
+        other = [
+            k for k in {**found.identity, **identity} if found.identity.get(k) != identity.get(k)
+        ]
+        raise Damaged(f"{folder}: is of another run (other {', '.join(sorted(other))}); {remedy}")
+    damages = list(damages_of(folder, found))
+    if damages:
+        more = f" and {len(damages) - 1} more" if len(damages) > 1 else ""
+        raise Damaged(f"{folder}: {damages[0]}{more}; {remedy}")
+    return found
+
+
+def damages_of(folder: Path, manifest: Manifest) -> Iterable[str]:
+    """Yield, of each file that is not as it was written, which it is and which bytes are others."""
+    with ThreadPoolExecutor(2) as pool:
+        paths = [folder / name for name in manifest.files]
+        sums = list(pool.map(lambda path: _sum(path) if path.is_file() else None, paths))
+    for (name, told), path, found in zip(manifest.files.items(), paths, sums, strict=True):
+        if found is None:
+            yield f"{name} is missing"
+        elif path.stat().st_size != told["size"]:
+            yield f"{name} has {path.stat().st_size:,} bytes and not {told['size']:,}"
+        elif found != told["sha256"]:
+            yield f"{name} is damaged, {_where(told['blocks'], _blocks(path), told['size'])}"
+
+
+def _where(told: list[int], found: list[int], size: int) -> str:
+    wrong = [n for n, (one, other) in enumerate(zip(told, found, strict=True)) if one != other]
+    if not wrong:
+        return "bytes unknown"
+    return f"bytes {wrong[0] * BLOCK:,} to {min(size, (wrong[-1] + 1) * BLOCK) - 1:,}"
+
+
+def _names(folder: Path) -> Iterable[str]:
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in name.parts)
+        if path.is_file() and not hidden and name.as_posix() != MANIFEST:
+            yield name.as_posix()
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _blocks(path: Path) -> list[int]:
+    with path.open("rb") as file:
+        return [zlib.crc32(block) for block in iter(lambda: file.read(BLOCK), b"")]

@@ -13,9 +13,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tisa.store.lines import Lines
-from tisa.store.manifest import MANIFEST, damages_of, manifest_of
-from tisa.store.seals import SEALED, SUM, Damaged, opened, read_bytes
+from tisa.store.seals import (
+    MANIFEST,
+    SEALED,
+    SUM,
+    Damaged,
+    Lines,
+    damages_of,
+    manifest_of,
+    opened,
+    read_bytes,
+)
 from tisa.store.tensor_files import check_tensors
 
 State = Literal["whole", "no checksum", "damaged", "left over"]

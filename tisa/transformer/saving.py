@@ -15,7 +15,7 @@ from tisa.store import (
     write_bytes,
     write_text,
 )
-from tisa.store.manifest import REMEDY
+from tisa.store.seals import FOLDER_REMEDY
 from tisa.transformer.config import TransformerConfig
 from tisa.transformer.language_model import LanguageModel
 from tisa.transformer.model import Transformer
@@ -85,7 +85,9 @@ def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Transform
             f"{format_} and {kind}; written by a newer version of tisa?"
         )
     if check_folder(folder, KIND) is None and format_ > 1:
-        raise Damaged(f"{folder}: its {MANIFEST} is missing, so that nothing proves it; {REMEDY}")
+        raise Damaged(
+            f"{folder}: its {MANIFEST} is missing, so that nothing proves it; {FOLDER_REMEDY}"
+        )
     try:
         state = safetensors.load((folder / WEIGHTS).read_bytes())
     except Exception as broken:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tisa.packages import needed
 from tisa.store import Lines, read_json
-from tisa.store.lines import line
+from tisa.store.seals import line
 
 # Of a run whose record is damaged.
 REMEDY = "remove it, and start the run again: it goes on from its last checkpoint"
