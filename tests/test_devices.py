@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from tisa.devices import device_named
-from tisa.packages import needed
+from tisa.packages import device_named, needed
 
 
 def test_a_device_that_is_there_and_one_that_is_not():

@@ -1,4 +1,4 @@
-"""Packages that not everybody has installed: asked for where they are used, in one sentence."""
+"""What this machine has: optional packages, and where to compute."""
 
 from importlib import import_module
 from typing import Any
@@ -19,3 +19,21 @@ def needed(module: str, what: str, install: str) -> Any:
             f"{what}: needs the package {package}, which is not installed; pip install '{install}'",
             name=missing.name,
         ) from None
+
+
+import torch
+
+
+def device_named(name: str | torch.device | None = None) -> torch.device:
+    """Return the device of that name, which this machine has; for None a GPU where there is one."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+    # Torch says it with a RuntimeError or an AssertionError, by the kind of device.
+    except (RuntimeError, AssertionError) as wrong:
+        first = str(wrong).splitlines()[0].split(" device type at start")[0]
+        raise ValueError(
+            f"device must be one that this machine has, such as cpu, got {str(name)!r} ({first})"
+        ) from None
+    return torch.device(name)

@@ -87,7 +87,7 @@ def test_an_option_has_one_type_and_default_everywhere():
         "--json": {bool}, "--dry-run": {bool},
     }  # fmt: skip
     assert seeds == {0}
-    # A GPU where there is one: tisa.devices.device_named.
+    # A GPU where there is one: tisa.packages.device_named.
     assert devices == {None}
 
 

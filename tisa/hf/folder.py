@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from tisa.devices import device_named
 from tisa.hf.calibration import default_texts, length_limit, pieces
 from tisa.hf.conversion import Positions, Start, convert
 from tisa.hf.distillation import distil
 from tisa.hf.measure import Score, measurements
 from tisa.hf.saving import load_stock, save
 from tisa.hf.sentence import sentence_folder
+from tisa.packages import device_named
 from tisa.store import check_new_folder, new_folder
 
 # With minutes alone, the clock ends it.

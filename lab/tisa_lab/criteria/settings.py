@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tisa.devices import device_named
+from tisa.packages import device_named
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tisa.devices import device_named
+from tisa.packages import device_named
 from tisa.positions import METHODS
 from tisa_lab.criteria import (
     data_driven,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from tisa.devices import device_named
+from tisa.packages import device_named
 from tisa_lab.criteria import table
 from tisa_lab.criteria.paper import CRITERIA, TABLE_1
 from tisa_lab.criteria.settings import Settings as CriteriaSettings

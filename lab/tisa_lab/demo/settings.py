@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tisa.devices import device_named
+from tisa.packages import device_named
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 
 import tisa
 from tisa import store
-from tisa.devices import device_named
+from tisa.packages import device_named
 from tisa_lab.demo.settings import Settings
 
 # In the order of the page, with what the progress bar calls them.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import cross_entropy
 
-from tisa.devices import device_named
+from tisa.packages import device_named
 from tisa.transformer import LanguageModel, load
 from tisa_lab.extrapolation.windows import Mode, Window, long_documents, windows
 from tisa_lab.pretrain.batches import uniform

@@ -16,7 +16,7 @@ import transformers
 from accelerate.utils import get_int_from_env
 from torch.nn import functional as F  # noqa: N812
 
-from tisa.devices import device_named
+from tisa.packages import device_named
 from tisa.parameters import is_score, parameter_groups, weight_groups
 from tisa_lab.glue.batches import (
     IGNORED,

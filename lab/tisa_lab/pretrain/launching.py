@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from tisa.devices import device_named
-from tisa.packages import needed
+from tisa.packages import device_named, needed
 from tisa_lab.pretrain.batches import Rows, Share
 from tisa_lab.pretrain.config import PretrainConfig, Recipe, RunSettings
 from tisa_lab.pretrain.corpus import Corpus, Place

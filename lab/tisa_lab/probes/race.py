@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from tisa.devices import device_named
+from tisa.packages import device_named
 from tisa.parameters import grouped, of_scoring
 from tisa.positions import METHODS
 from tisa.transformer import LanguageModel, TransformerConfig
