@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import Any
 
+import torch
+
 
 def needed(module: str, what: str, install: str) -> Any:
     """Return the module; where it is not installed, an error says what needs it and what brings it.
@@ -19,9 +21,6 @@ def needed(module: str, what: str, install: str) -> Any:
             f"{what}: needs the package {package}, which is not installed; pip install '{install}'",
             name=missing.name,
         ) from None
-
-
-import torch
 
 
 def device_named(name: str | torch.device | None = None) -> torch.device:
