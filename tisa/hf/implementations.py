@@ -202,7 +202,8 @@ def mpnet(
     length = hidden_states.shape[1]
     vector = module.score_vector(length, length, Call())
     if kept is not None:
-        vector = vector + to_vector(kept[0].to(vector.dtype))
+        wide = torch.promote_types(vector.dtype, kept.dtype)
+        vector = vector + to_vector(kept[0].to(wide))
     output = attention(
         projected(module.q), projected(module.k), projected(module.v), vector, attn_mask=mask,
         dropout_p=module.dropout.p if module.training else 0.0,
