@@ -77,10 +77,10 @@ def test_half_precision(case):
 
 def packed(name, dtype, *, band=None, gqa=1, **options):
     generator = torch.Generator().manual_seed(1)
-    ends = torch.tensor([0, 5, 5, 75, 140, 150], dtype=torch.int32)
+    ends = torch.tensor([0, 5, 5, 75, 90], dtype=torch.int32)
 
     def drawn(heads):
-        x = torch.randn(155, heads, 16, generator=generator).half().to(dtype)
+        x = torch.randn(95, heads, 16, generator=generator).half().to(dtype)
         return x.requires_grad_()
 
     query, key, value = drawn(4), drawn(4 // gqa), drawn(4 // gqa)
@@ -116,14 +116,16 @@ def test_packed_batches(options, band, dtype):
     expected = packed("chunked", torch.float64, band=band, **options)
     found = packed("triton", dtype, band=band, **options)
     assert_close(found, expected, 5e-6 if dtype == torch.float32 else 4e-3)
-    assert (found[0][150:] == 0).all()
+    assert (found[0][90:] == 0).all()
 
 
 def batch(name, dtype, queries, keys, *, band=None, **options):
     """Attention whose inputs lie as a projection leaves them: (batch, length, heads, dim)."""
     generator = torch.Generator().manual_seed(1)
+    # Of many blocks one alone: the interpreter takes long for each.
+    size = 1 if queries * keys > 10_000 else 2
     leaves = [
-        torch.randn(2, n, 3, 16, generator=generator).half().to(dtype).requires_grad_()
+        torch.randn(size, n, 3, 16, generator=generator).half().to(dtype).requires_grad_()
         for n in (queries, keys, keys)
     ]
     scores = torch.randn(3, queries + keys - 1, generator=generator) * 3
