@@ -96,7 +96,9 @@ def attention(
                 if mask.dtype == bool:
                     hidden |= not mask[i, j]
                 else:
-                    bias += mask[i, j]
+                    # The lowest number of float32 or bfloat16.
+                    hidden |= mask[i, j] < -1.8e38
+                    bias += float(mask[i, j])
             if hidden or bias == -np.inf:
                 continue
             seen.append(j)

@@ -68,6 +68,11 @@ class Case:
                 mask[:, ::3] = -torch.inf
                 mask[0] = -torch.inf
                 return mask
+            case "float with the lowest":
+                mask = torch.randn(b, 1, q, k, generator=generator)
+                mask[..., ::3] = torch.finfo(torch.float32).min
+                mask[0, :, 0] = torch.finfo(torch.bfloat16).min
+                return mask
             case "nothing":
                 return torch.zeros(1, 1, 1, k, dtype=torch.bool)
         raise AssertionError(self.mask)
@@ -126,12 +131,27 @@ CASES = [
     Case("batch of one", batch=1, heads=1, key_heads=1),
     *[Case(f"{mask} mask", 9, 11, mask=mask) for mask in (
         "dense", "heads", "left padding", "right padding", "queries", "float", "float with -inf",
-        "nothing",
+        "float with the lowest", "nothing",
     )],
     Case("grouped heads, dense mask, causal", 7, 9, key_heads=2, mask="dense",
          options={"is_causal": True}),
     Case("mask over several blocks", 200, 150, batch=2, heads=1, key_heads=1, mask="dense"),
 ]  # fmt: skip
+
+
+def hidden_two_ways(backend, dtype, mask_dtype):
+    """Return results with keys hidden by False and by the lowest number of a mask's dtype."""
+    qkv, scoring, _ = Case("", 6, 7).make(dtype)
+    seen = torch.rand(2, 1, 6, 7, generator=torch.Generator().manual_seed(4)) > 0.4
+    seen[0, :, :2] = False
+    lowest = torch.finfo(mask_dtype).min
+    added = torch.zeros(seen.shape, dtype=mask_dtype).masked_fill(~seen, lowest)
+    return [
+        tisa.attention(*(x.detach() for x in qkv), scoring(6, 7).detach() * 9, attn_mask=mask,
+                       backend=backend)
+        for mask in (seen, added)
+    ]  # fmt: skip
+
 
 EMPTY = [
     Case("no batch", batch=0),

@@ -19,12 +19,10 @@ RULE = {
     "no scores, window": ("chunked", {"window": 3}, False),
     "scores": ("chunked", {}, True),
     "scores, causal": ("chunked", {"is_causal": True}, True),
-    "scores, a mask's gradient": ("sdpa", {"attn_mask": torch.zeros(5, 5).requires_grad_()}, True),
-    "scores, a mask's gradient, log-sum-exp": (
-        "reference",
-        {"attn_mask": torch.zeros(5, 5).requires_grad_(), "return_lse": True},
-        True,
-    ),
+    "no scores, causal, negative scale": ("chunked", {"is_causal": True, "scale": -0.3}, False),
+    "no scores, causal, scale 0": ("chunked", {"is_causal": True, "scale": 0}, False),
+    "no scores, negative scale": ("sdpa", {"scale": -0.3}, False),
+    "a mask's gradient": ("chunked", {"attn_mask": torch.zeros(5, 5).requires_grad_()}, True),
 }
 
 

@@ -1,5 +1,6 @@
 """Wrong calls: an error that names the argument, what was expected, what came, what to do."""
 
+import math
 import re
 
 import numpy as np
@@ -19,6 +20,11 @@ def good(**changes):
         "offset_scores": torch.randn(4, 11),
     }
     return call | changes
+
+
+def square(**changes):
+    return good(**dict.fromkeys(("query", "key", "value"), torch.randn(2, 4, 5, 8)),
+                offset_scores=None) | changes  # fmt: skip
 
 
 def packed(**changes):
@@ -70,6 +76,8 @@ WRONG = {
     "mask of five axes": (good(attn_mask=torch.ones(1, 1, 1, 5, 7).bool()), "attn_mask", "axes"),
     "integer mask": (good(attn_mask=torch.ones(5, 7).long()), "attn_mask", ".bool()"),
     "mask device": (good(attn_mask=torch.ones(5, 7, device="meta")), "attn_mask", "device"),
+    "no scale": (good(scale=math.nan), "scale", "finite", "nan"),
+    "scale without end": (good(scale=-math.inf), "scale", "-inf"),
     "dropout": (good(dropout_p=1.5), "dropout_p", "1.5"),
     "negative dropout": (good(dropout_p=-0.1), "dropout_p"),
     "backend": (good(backend="flash"), "backend", "reference, chunked, sdpa, flex", "'flash'"),
@@ -128,6 +136,10 @@ OF_THE_WRONG_TYPE = {
     "trained scale": (good(scale=torch.tensor(0.5)), "scale", "multiplied into the query"),
     "scale": (good(scale="x"), "scale", "'x'"),
     "dropout": (good(dropout_p=None), "dropout_p", "None"),
+    "causal in words": (good(is_causal="no"), "is_causal", "True or False", "'no'"),
+    "causal as a number": (good(is_causal=1), "is_causal", "1"),
+    "grouped, or nothing": (good(enable_gqa=None), "enable_gqa", "None"),
+    "truth on the device": (good(return_lse=torch.tensor(True)), "return_lse", "tensor"),
     "truth for a place": (good(query_start=True), "query_start", "True"),
     "half a length": (packed(max_seqlen=4.0), "max_seqlen", "4.0"),
     "three sides": (good(window=(1, 2, 3)), "window", "(1, 2, 3)"),
@@ -172,7 +184,8 @@ def asking(tensor):
     ("backend", "call", "reason"),
     [
         ("sdpa", good(return_lse=True), "log-sum-exp"),
-        ("chunked", good(attn_mask=asking(torch.randn(5, 7))), "gradient for attn_mask"),
+        ("sdpa", square(is_causal=True, scale=-0.3), "scale of 0 or less"),
+        ("sdpa", square(is_causal=True, scale=0), "scale of 0 or less"),
         ("flex", good(attn_mask=asking(torch.randn(5, 7))), "gradient for attn_mask"),
         ("flex", good(dropout_p=0.1), "dropout"),
         ("flex", good(query=asking(torch.randn(2, 4, 5, 8))), "no gradients on the CPU"),

@@ -11,7 +11,7 @@ import torch
 
 import tisa
 from budget import assert_within_budget, eager
-from cases import CASES, EMPTY, Case
+from cases import CASES, EMPTY, Case, hidden_two_ways
 from tisa.ops import triton as backend
 from tisa.ops.triton import configs, plan_backward
 from tisa.ops.triton.problem import Inputs, Problem, statistics_shape
@@ -375,6 +375,13 @@ def test_a_window_without_an_end(name):
     for window in (2**31, sys.maxsize, 10**30):
         found = tisa.attention(*qkv, vector, window=window, backend=name)
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("mask_dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_the_lowest_number_of_a_dtype_hides_as_false_does(mask_dtype):
+    expected, found = hidden_two_ways("triton", torch.float32, mask_dtype)
+    assert torch.equal(found, expected)
+    assert (found[0, :, :2] == 0).all()
 
 
 def test_refusals_give_a_reason():

@@ -51,8 +51,9 @@ def attention(
             what a scoring function returns for these lengths (and this `query_start`). Finite, or
             −inf for an offset that nobody may look at. None: no positions.
         attn_mask: boolean (True: may be seen) or floating point (added to the logits),
-            broadcastable to (batch, heads, queries, keys). Only False and −inf hide a key for
-            certain: a query whose keys all have the same large negative number sees them all alike.
+            broadcastable to (batch, heads, queries, keys). False, −inf and the lowest number
+            of the mask's dtype (`torch.finfo(dtype).min`, which model libraries write for "hidden")
+            hide a key; a query whose keys all have the same other number sees them all alike.
         dropout_p: share of the attention weights that is dropped; pass 0 in evaluation.
         is_causal: hide keys after the query; with fewer queries than keys the last query sees all
             (bottom-right), as with a cache.
@@ -128,7 +129,7 @@ def choose_backend(call: Call) -> str:
     3. "sdpa" for float32 on an accelerator, while the dense bias has at most 2²⁸ elements (1 GiB).
     4. "chunked" otherwise: on the CPU, which it is faster on from n = 512; in half precision, where
        a dense bias would round the scores; and where n² memory begins to hurt.
-    5. What these refuse (a log-sum-exp, a mask's gradient, torch.func): the next of "triton" (on a
+    5. What these refuse (a log-sum-exp, torch.func): the next of "triton" (on a
        GPU), "chunked", "sdpa", "reference". "flex" is taken only by name: it compiles for a while
        on first use.
 

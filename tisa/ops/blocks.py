@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tisa.offsets import Window, add_block_diagonals, block_view, visible_keys
+from tisa.ops.call import hiding
 from tisa.ops.dropout import kept, kept_scale
 
 # (logits, queries) of a block. Enough for fast matrix products; on a CPU few enough for its cache,
@@ -136,18 +137,21 @@ class Blocks:
                 (block.j0, block.j1),
             )
         if self.mask is not None:
-            part = self.mask
-            heads = (block.h0 * self.group, block.h1 * self.group)
-            cuts = ((block.b0, block.b1), heads, (block.i0, block.i1), (block.j0, block.j1))
-            for axis, (first, last) in enumerate(cuts):
-                if part.shape[axis] != 1:
-                    part = part.narrow(axis, first, last - first)
-            part = part.flip(2)
+            part = self.mask_of(self.mask, block).flip(2)
             if part.dtype == torch.bool:
                 logits.masked_fill_(~part, -torch.inf)
             else:
-                logits += part
+                logits += hiding(part, self.dtype)
         return logits
+
+    def mask_of(self, mask: Tensor, block: Block) -> Tensor:
+        """Return a block's part of a mask, whose axes may be 1 long: a view."""
+        heads = (block.h0 * self.group, block.h1 * self.group)
+        cuts = ((block.b0, block.b1), heads, (block.i0, block.i1), (block.j0, block.j1))
+        for axis, (first, last) in enumerate(cuts):
+            if mask.shape[axis] != 1:
+                mask = mask.narrow(axis, first, last - first)
+        return mask
 
     def dropped(self, block: Block) -> Tensor:
         """Return which weights of a block dropout sets to 0."""
@@ -195,11 +199,13 @@ class Blocks:
         grad_key: Tensor | None,
         grad_value: Tensor | None,
         grad_vector: Tensor | None,
+        grad_mask: Tensor | None,
     ) -> None:
         """Fill those gradients that are not None."""
         key_total = torch.zeros_like(self.key_lanes) if grad_key is not None else None
         value_total = torch.zeros_like(self.value_lanes) if grad_value is not None else None
-        logits_wanted = any(g is not None for g in (grad_query, grad_key, grad_vector))
+        by_logits = (grad_query, grad_key, grad_vector, grad_mask)
+        logits_wanted = any(g is not None for g in by_logits)
         for block in self.blocks():
             query = self.lanes(self.rows(self.query, block)) * self.scale
             peak, total = self.rows(norms, block).split(1, dim=-1)
@@ -231,6 +237,9 @@ class Blocks:
             by_logit = torch.mul(weights, by_weight, out=padded[..., :keys])
             mean = by_logit.sum(-1, keepdim=True) - self.rows(grad_lse, block).unsqueeze(-1)
             by_logit.addcmul_(weights, mean / total, value=-1)
+            if grad_mask is not None:
+                part = self.mask_of(grad_mask, block)
+                part += by_logit.flip(2).sum_to_size(part.shape)
             by_logit = padded.view(*query.shape[:2], keys + rows)[..., :keys]
             if key_total is not None:
                 self.keys_of(key_total, block).baddbmm_(by_logit.transpose(1, 2), query)

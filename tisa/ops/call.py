@@ -130,7 +130,7 @@ class Call:
             logits = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.query.device)
         if self.attn_mask.dtype == torch.bool:
             return logits.masked_fill(~self.attn_mask, -torch.inf)
-        return logits + self.attn_mask.to(self.dtype)
+        return logits + hiding(self.attn_mask, self.dtype)
 
     def sequence_of_token(self) -> Int[Tensor, " total"]:
         """Return the number of each packed token's sequence; −1 after the last one."""
@@ -143,6 +143,20 @@ class Call:
         """Return which tokens of a packed batch may see each other."""
         number = self.sequence_of_token()
         return (number[:, None] == number[None, :]) & (number >= 0)
+
+
+def hides_below(dtype: torch.dtype) -> float:
+    """Return the number of an added mask of that dtype from which on it hides as −inf does.
+
+    The lowest of float16; of wider dtypes −2¹²⁷, which the lowest of float32 and bfloat16 are below
+    in either of them. Model libraries write "hidden" so.
+    """
+    return -65504.0 if dtype == torch.float16 else -(2.0**127)
+
+
+def hiding(mask: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+    """Return an added mask in the dtype of the logits, −inf where it hides."""
+    return torch.where(mask <= hides_below(mask.dtype), -torch.inf, mask.to(dtype))
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:

@@ -16,15 +16,13 @@ from torch import Tensor
 
 from tisa.offsets import recentred
 from tisa.ops.blocks import Blocks
-from tisa.ops.call import Call, needs_gradient, transformed, without_autocast
+from tisa.ops.call import Call, transformed, without_autocast
 from tisa.ops.dropout import dropout_seed
 from tisa.ops.schema import refuse_second_derivative, schema
 
 
 def refuses(call: Call) -> str | None:
     """Return why this backend cannot do the call, or None."""
-    if needs_gradient(call.attn_mask):
-        return "it computes no gradient for attn_mask"
     if transformed():
         # Not left to PyTorch: an operator without a jvp drops the tangent and says nothing.
         return "torch.func and forward-mode derivatives cannot look into it"
@@ -90,9 +88,9 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 @torch.library.custom_op(
     "tisa::chunked_backward",
     mutates_args=(),
-    schema=schema(4, _Upstream, _Inputs, needs=list[bool]),
+    schema=schema(5, _Upstream, _Inputs, needs=list[bool]),
 )
-def _backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     (grad_output, grad_lse, norms), inputs = _Upstream(*arguments[:3]), _Inputs(*arguments[3:-1])
     needs = arguments[-1]
     gradients = _new_gradients(inputs, needs)
@@ -100,13 +98,18 @@ def _backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         # The log-sum-exp of a blind query is −inf: whatever comes back through it goes nowhere.
         grad_lse = grad_lse.masked_fill(norms[..., 1] == 0, 0.0)
         for part in _sequences(inputs):
+            cuts = (part.cut, part.cut, part.cut, part.cut_vector, _whole)
             wanted = [
-                (part.cut_vector if i == 3 else part.cut)(gradient) if need else None
-                for i, (gradient, need) in enumerate(zip(gradients, needs, strict=True))
+                cut(gradient) if need else None
+                for cut, gradient, need in zip(cuts, gradients, needs, strict=True)
             ]
             upstream = (part.cut(grad_output), part.cut(grad_lse), part.cut(norms))
             part.blocks(inputs).backward(*upstream, *wanted)
     return gradients
+
+
+def _whole(mask: Tensor) -> Tensor:
+    return mask
 
 
 def _new_outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,15 +122,18 @@ def _new_outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return output, lse, norms
 
 
-def _new_gradients(inputs: _Inputs, needs: list[bool]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _new_gradients(inputs: _Inputs, needs: list[bool]) -> tuple[Tensor, ...]:
     def zeros(like: Tensor | None, need: bool) -> Tensor:
         # An operator cannot return "no tensor"; an empty one stands for it.
         if like is None or not need:
             return inputs.query.new_zeros(0)
-        return like.new_zeros(like.shape)
+        # A mask's are sums over heads and queries: added up in float32, whatever its dtype.
+        dtype = (
+            torch.promote_types(like.dtype, torch.float32) if like is inputs.mask else like.dtype
+        )
+        return like.new_zeros(like.shape, dtype=dtype)
 
-    query, key, value, vector = map(zeros, inputs[:4], needs)
-    return query, key, value, vector
+    return tuple(map(zeros, inputs[:5], needs))
 
 
 @_forward.register_fake
@@ -137,7 +143,7 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @_backward.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(*arguments: Any) -> tuple[Tensor, ...]:
     return _new_gradients(_Inputs(*arguments[3:-1]), arguments[-1])
 
 
@@ -149,10 +155,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _differentiate(
     ctx: Any, grad_output: Tensor, grad_lse: Tensor, _: Tensor
 ) -> tuple[Tensor | None, ...]:
-    needs = [bool(need) for need in ctx.needs_input_grad[:4]]
+    needs = [bool(need) for need in ctx.needs_input_grad[:5]]
     gradients = _backward(grad_output, grad_lse, *ctx.saved_tensors, *ctx.rest, needs)
+    if needs[4]:
+        gradients = (*gradients[:4], gradients[4].to(ctx.saved_tensors[5].dtype))
     wanted = [g if need else None for g, need in zip(gradients, needs, strict=True)]
-    return (*wanted, *[None] * 9)
+    return (*wanted, *[None] * 8)
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)

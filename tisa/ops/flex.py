@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 from tisa.offsets import Window, entry_of, offset_of
-from tisa.ops.call import Call, needs_gradient, transformed
+from tisa.ops.call import Call, hiding, needs_gradient, transformed
 from tisa.shapes import Float, Tensor
 
 # With a captured vector the default tiles need more shared memory than an H100 or H200 has.
@@ -114,7 +114,7 @@ def _score_mod(call: Call) -> Callable[..., Tensor] | None:
         vector = vector.expand(call.heads[0], -1).contiguous()
     if mask is not None:
         # A mask of another dtype than the logits comes out as NaN on the CPU.
-        mask = mask if mask.dtype == torch.bool else mask.to(call.dtype)
+        mask = mask if mask.dtype == torch.bool else hiding(mask, call.dtype)
         mask = mask.expand(
             call.query.shape[0], call.heads[0], call.query.shape[2], call.key.shape[2]
         )

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from tisa.offsets import span
+from tisa.offsets import hold_outside, offset_range, span
 from tisa.ops.api import attention
 from tisa.ops.call import autocast_enabled
 from tisa.ops.validation import autocast
@@ -132,6 +132,10 @@ def ring_attention(
     if autocast_enabled(query.device):
         # Here, because the backward pass runs outside of autocast and must compute the same.
         query, key, value = (autocast(x) for x in (query, key, value))
+    if offset_scores is not None and band is not None:
+        # Of the whole vector: a piece far from the band does not have the band's edge in it.
+        offsets = offset_range(ring.length, ring.length, device=offset_scores.device)
+        offset_scores = hold_outside(offset_scores, band, offsets)
     how = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "backend": backend}
     found: Tensor = _RingAttention.apply(query, key, value, offset_scores, band, ring, how)
     return found

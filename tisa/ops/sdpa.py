@@ -18,6 +18,8 @@ def refuses(call: Call) -> str | None:
     """Return why this backend cannot do the call, or None."""
     if call.return_lse:
         return "PyTorch's scaled_dot_product_attention returns no log-sum-exp"
+    if call.is_causal and call.scale <= 0 and not (is_dense(call) or _sees_everything(call)):
+        return "PyTorch's causal attention with a scale of 0 or less is NaN (on a CPU)"
     if transformed():
         return "torch.func and forward-mode derivatives do not go with PyTorch's fast kernels"
     return None
@@ -83,11 +85,12 @@ def _dense_bias(call: Call, queries: int, keys: int) -> Float[Tensor, "b h q k"]
     bias = call.dense_logits()
     assert bias is not None
     bias = bias.expand(*bias.shape[:2], queries, keys)
-    if call.query.dtype == call.dtype:
-        return bias
     # A constant in a row does not change its softmax. Relative to the row's highest score, the
-    # scores that count are small numbers, of which half precision keeps the most digits.
+    # scores that count are small numbers, of which half precision keeps the most digits; and so
+    # does the log-sum-exp, from which PyTorch's backward pass computes the weights again.
     top = bias.detach().amax(-1, keepdim=True)
     bias = bias - top.masked_fill(top == -torch.inf, 0.0)
+    if call.query.dtype == call.dtype:
+        return bias
     lowest = torch.finfo(call.query.dtype).min
     return torch.where(bias == -torch.inf, bias, bias.clamp_min(lowest)).to(call.query.dtype)

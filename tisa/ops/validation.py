@@ -36,6 +36,7 @@ def checked_call(
 ) -> Call:
     """Return the call with every default filled in, or raise a ValueError or TypeError."""
     packed = cu_seqlens is not None
+    _check_flags(is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         _check_tensor(name, tensor, "convert it with torch.as_tensor")
     for name, optional in (("attn_mask", attn_mask), ("cu_seqlens", cu_seqlens), ("band", band)):
@@ -53,6 +54,8 @@ def checked_call(
     _check_number("dropout_p", dropout_p, "0 switches dropout off")
     if scale is not None:
         _check_number("scale", scale, "a trained scale is multiplied into the query")
+        if isinstance(scale, float) and not math.isfinite(scale):
+            _refuse("scale", "finite", scale, "None is 1/√dim")
     if max_seqlen is not None and not _is_int(max_seqlen):
         _refuse(
             "max_seqlen", "an int", repr(max_seqlen), "the longest sequence's length", TypeError
@@ -99,6 +102,12 @@ def _refuse(
 def _check_tensor(argument: str, value: object, remedy: str) -> None:
     if not isinstance(value, Tensor):
         _refuse(argument, "a tensor", type(value).__name__, remedy, TypeError)
+
+
+def _check_flags(**flags: object) -> None:
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            _refuse(name, "True or False", repr(flag), "pass bool(…) of what you mean", TypeError)
 
 
 def _is_int(value: object) -> bool:

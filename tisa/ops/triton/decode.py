@@ -70,10 +70,7 @@ def decode_kernel(
                 + (head.to(tl.int64) * mask.head + i.to(tl.int64) * mask.query)[:, None]
             )
             found = tl.load(spots + j.to(tl.int64)[None, :] * mask.key, mask=seen, other=0)
-            if mask.pointer.dtype.element_ty.is_floating():
-                logits += found.to(tl.float32) * tiles.LOG2E
-            else:
-                logits = tl.where(found != 0, logits, -float("inf"))
+            logits += tiles.added_by(mask, found)
         new_peak = tl.maximum(peak, tl.max(logits, 1))
         finite = tl.where(new_peak == -float("inf"), 0.0, new_peak)
         p = tl.exp2(logits - finite[:, None])

@@ -24,6 +24,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 # Packed sequences stand this much further apart in the statistics than their tokens do: rows of the
 # last tile past the end have a place of their own, and each sequence starts at 16 bytes.
 ROW_PADDING = tl.constexpr(132)
+# Added to a logit, a number this low hides.
+HIDDEN = tl.constexpr(2.0**127)
 # Beyond every distance; sums of two of them still fit an int32.
 FARTHEST = tl.constexpr(2**29)
 
@@ -295,6 +297,20 @@ def hide(logits, rules, i0, j0, keys, frame, FIXED: tl.constexpr):
 
 
 @triton.jit
+def added_by(mask, value):
+    """Return what a mask's entries add to the logits, over log 2."""
+    if mask.pointer.dtype.element_ty.is_floating():
+        # As `call.hides_below` has it: the lowest number of a dtype hides as −inf does.
+        if mask.pointer.dtype.element_ty == tl.float16:
+            seen = value > -65504.0
+        else:
+            seen = value > -HIDDEN
+        return tl.where(seen, value.to(tl.float32) * LOG2E, -float("inf"))
+    else:
+        return tl.where(value != 0, 0.0, -float("inf"))
+
+
+@triton.jit
 def add_mask(logits, mask, place, head, i0, j0, FIXED: tl.constexpr):
     """Return the logits with the caller's mask, boolean or added."""
     pointer = (
@@ -307,10 +323,7 @@ def add_mask(logits, mask, place, head, i0, j0, FIXED: tl.constexpr):
         i, j = places_in(i0, j0, FIXED)
         spots = pointer + i.to(tl.int64) * mask.query + j.to(tl.int64) * mask.key
         value = tl.load(spots, mask=(i < place.queries) & (j < place.keys), other=0)
-    if mask.pointer.dtype.element_ty.is_floating():
-        added = value.to(tl.float32) * LOG2E
-    else:
-        added = tl.where(value != 0, 0.0, -float("inf"))
+    added = added_by(mask, value)
     if FIXED.KEY_MASK:
         if FIXED.KEYS_FIRST:
             added = added[:, None]
