@@ -1,0 +1,84 @@
+"""The small form of `fuzz.py`, and that it finds what is wrong."""
+
+import pytest
+import torch
+
+import fuzz
+import tisa
+from fuzz_calls import ALIKE, draw
+
+pytestmark = pytest.mark.unchecked
+DTYPES = ("float32", "bfloat16", "float16")
+LONGEST = 140
+# One call of each row, so that structures differ.
+NUMBERS = range(0, 45 * ALIKE, ALIKE)
+
+
+def test_every_backend_is_right_over_all_arguments(capsys):
+    # The kernels' interpreter is slow: test_triton.py has its cases.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fuzz, "HAS_TRITON", False)
+        record = fuzz.fuzz(NUMBERS, dtypes=DTYPES, longest=LONGEST)
+    assert not record.wrong, capsys.readouterr().out
+    assert record.calls == len(NUMBERS)
+    for backend in ("reference", "chunked", "sdpa", "auto", "ring"):
+        assert record.outcomes[backend]["right"] > 0
+    assert record.outcomes["reference"]["refused"] > 0
+    assert set(record.worst) == set(DTYPES)
+    seen = set(record.tried)
+    assert {
+        "packed", "grouped heads", "queries ≠ keys", "causal", "window", "band", "no scores",
+        "query_start", "static cache", "bool mask", "added mask", "gradient of a mask", "dropout",
+        "log-sum-exp", "negative scale", "odd width", "scores of 1e4", "scores of −inf",
+        "mask of finfo.min", "no gradients",
+    } <= seen  # fmt: skip
+
+
+def without(name):
+    return lambda options: {k: v for k, v in options.items() if k != name}
+
+
+FAULTS = {
+    "causal": without("is_causal"),
+    "window": without("window"),
+    "band": without("band"),
+    "dropout": lambda options: options | {"dropout_p": 0.3},
+    "query_start": lambda options: options | {"query_start": options["query_start"] + 1},
+    "packed": lambda options: options | {"cu_seqlens": options["cu_seqlens"].clamp_max(3)},
+    "negative scale": lambda options: options | {"scale": -options["scale"]},
+}
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "gradient", "rounded scores"])
+def test_a_fault_is_found(fault, monkeypatch):
+    attention = tisa.attention
+
+    def faulty(*tensors, **options):
+        if fault == "gradient":
+            tensors = [tensors[0] * 1.05 - tensors[0].detach() * 0.05, *tensors[1:]]
+        elif fault == "rounded scores":
+            tensors = [*tensors[:3], tensors[3].bfloat16().float()]
+        else:
+            options = FAULTS[fault](options)
+        return attention(*tensors, **options)
+
+    monkeypatch.setattr(tisa, "attention", faulty)
+    tag = {"gradient": "causal", "rounded scores": "scores of 1e4"}.get(fault, fault)
+    tried = []
+    for number in range(0, 400 * ALIKE, ALIKE):
+        call = draw(5, number, device="cpu", dtypes=("bfloat16",), longest=60)
+        if tag in call.tags and call.invalid is None and "scale 0" not in call.tags:
+            outcome, _, _ = fuzz.Trial(call).judge("reference")
+            if outcome == "wrong":
+                return
+            tried.append(number)
+            assert len(tried) < 6, f"{fault} was not found in the calls {tried}"
+    raise AssertionError(f"no call has {tag}")
+
+
+def test_a_call_is_the_same_again():
+    first, second = (draw(3, 11, device="cpu", dtypes=DTYPES, longest=LONGEST) for _ in range(2))
+    assert first.tags == second.tags
+    for a, b in zip(first.tensors.values(), second.tensors.values(), strict=True):
+        assert torch.equal(a, b)
+        assert a.stride() == b.stride()
