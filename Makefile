@@ -5,10 +5,10 @@ READY := .venv/.ready
 
 .PHONY: test test-full lint demo docs benchmark format clean
 
-# A worker for each core.
+# A worker for each core; one that has nothing left takes tests of another.
 test: lint
-	$(BIN)/python -m pytest -n auto -m "not unchecked and not full"
-	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -n auto -m "unchecked and not full"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not unchecked and not full"
+	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "unchecked and not full"
 
 # What is heavy: Inductor, FlexAttention, memory at full size, every kernel compiled.
 test-full: test
@@ -34,11 +34,11 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# pip's check for a newer pip asks the network for nothing that we need.
+# pip's check for a newer pip asks the network for nothing that we need; most of what it would compile is never imported.
 $(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'tisa needs Python 3.11 or newer; set PYTHON='"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" -e "./lab[cluster]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]" -e "./lab[cluster]"
 	touch $(READY)
 
 clean:

@@ -68,7 +68,10 @@ def command(words: str) -> Callable[[], object]:
 
 
 if __name__ == "__main__":
-    import transformers  # noqa: F401
+    # Before the tracer, which is slow: what they execute is not ours.
+    import accelerate  # noqa: F401
+    import torch._dynamo  # noqa: F401
+    import transformers.trainer  # noqa: F401
 
     import tisa  # noqa: F401
 

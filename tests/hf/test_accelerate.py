@@ -77,6 +77,8 @@ def in_one_of_two(rank, port, folder):
     os._exit(0)
 
 
+# lab/tests/test_pretrain_processes.py has two processes in the small form.
+@pytest.mark.full
 def test_two_processes_train_one_model(tmp_path):
     pytest.importorskip("accelerate", reason="comes with tisa[hf]")
     with socket.socket() as free:

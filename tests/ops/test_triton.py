@@ -139,23 +139,29 @@ def batch(name, dtype, queries, keys, *, band=None, **options):
     return [out, *torch.autograd.grad(out, [*leaves, scores], upstream)]
 
 
+BANDED = [
+    (150, 150, [[-9, 7], [40, 45], [-69, 69]], {}),
+    (150, 70, [[-9, 7], [40, 45], [300, 400]], {}),
+    (70, 190, [[5, -3], [-400, -300], [-(2**30), 2**30]], {"query_start": 17}),
+    (150, 150, [[-9, 7], [40, 45], [0, 0]], {"window": (50, 60)}),
+    (130, 130, [[0, 0], [1, 1], [-64, 64]], {}),
+    (1, 300, [[-1, 0], [5, 7], [-300, -200]], {}),
+    (70, 200, None, {"query_start": -40}),
+    (200, 70, None, {"is_causal": True}),
+    (128, 128, [[-9, 7], [40, 45], [0, 0]], {}),
+    (64, 50, [[-9, 7], [40, 45], [0, 0]], {"is_causal": True}),
+]
+
+
 @pytest.mark.parametrize(
-    ("queries", "keys", "band", "options"),
+    ("queries", "keys", "band", "options", "dtype", "dropout_p"),
     [
-        (150, 150, [[-9, 7], [40, 45], [-69, 69]], {}),
-        (150, 70, [[-9, 7], [40, 45], [300, 400]], {}),
-        (70, 190, [[5, -3], [-400, -300], [-(2**30), 2**30]], {"query_start": 17}),
-        (150, 150, [[-9, 7], [40, 45], [0, 0]], {"window": (50, 60)}),
-        (130, 130, [[0, 0], [1, 1], [-64, 64]], {}),
-        (1, 300, [[-1, 0], [5, 7], [-300, -200]], {}),
-        (70, 200, None, {"query_start": -40}),
-        (200, 70, None, {"is_causal": True}),
-        (128, 128, [[-9, 7], [40, 45], [0, 0]], {}),
-        (64, 50, [[-9, 7], [40, 45], [0, 0]], {"is_causal": True}),
+        *((*one, torch.float32, 0.0) for one in BANDED),
+        *((*one, torch.float16, 0.2) for one in BANDED[-3:]),
+        # The same paths again, heavy.
+        *(pytest.param(*one, torch.float16, 0.2, marks=pytest.mark.full) for one in BANDED[:-3]),
     ],
-)
-@pytest.mark.parametrize(
-    ("dtype", "dropout_p"), [(torch.float32, 0.0), (torch.float16, 0.2)], ids=str
+    ids=str,
 )
 def test_bands_and_dropout(queries, keys, band, options, dropout_p, dtype):
     options = options | {"dropout_p": dropout_p}
