@@ -9,6 +9,7 @@ jobs that run. What stays is said with `say`, one line that is never broken in t
         view.say("validation loss 2.40 after 10 steps")
 """
 
+import math
 import sys
 import time
 from typing import Any
@@ -65,7 +66,7 @@ class Lines(Silent):
     def __init__(self, file: Any = None, *, seconds: float = 10.0) -> None:
         super().__init__()
         self.file, self.seconds = file, seconds
-        self._last = 0.0
+        self._last = -math.inf  # a monotonic clock may begin at 0
 
     def step(self, done: int, told: str = "", *, left: float | None = None) -> None:
         """Print a line when it is time for one."""
