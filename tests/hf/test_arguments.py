@@ -55,6 +55,8 @@ def converted(name):
 def test_a_stock_model_on_the_operator_computes_the_same(name):
     """T5's bias, dropped, was 71 % of its logits; the sinks 69 %."""
     model, found = stock(name), []
+    if name == "t5":  # In float32 its bias's gradient, a difference of large sums, is not exact.
+        model = model.double()
     for implementation in ("eager", "tisa"):
         model.set_attn_implementation(implementation)
         model.zero_grad()
