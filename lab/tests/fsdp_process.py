@@ -16,8 +16,7 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from tisa_lab.pretrain import training
 from tisa_lab.pretrain.config import Length, PretrainConfig, RunSettings
 from tisa_lab.pretrain.corpus import StreamedCorpus
-from tisa_lab.pretrain.documents import Source
-from tisa_lab.pretrain.tokenizers import Bytes
+from tisa_lab.pretrain.text import Bytes, Source
 from tisa_lab.pretrain.training import run
 
 

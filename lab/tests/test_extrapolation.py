@@ -17,8 +17,7 @@ from tisa_lab.extrapolation.report import shown as perplexity
 from tisa_lab.extrapolation.windows import long_documents, windows
 from tisa_lab.pretrain.config import Length, PretrainConfig, RunSettings
 from tisa_lab.pretrain.corpus import StreamedCorpus
-from tisa_lab.pretrain.documents import Source
-from tisa_lab.pretrain.tokenizers import Bytes
+from tisa_lab.pretrain.text import Bytes, Source
 from tisa_lab.pretrain.training import run
 
 

@@ -9,9 +9,8 @@ import torch
 from little_corpus import SMALL, text
 from tisa_lab.pretrain.config import Length, PretrainConfig, RunSettings
 from tisa_lab.pretrain.corpus import StreamedCorpus
-from tisa_lab.pretrain.documents import Source
-from tisa_lab.pretrain.launching import check_settings, micro_batches
-from tisa_lab.pretrain.tokenizers import Bytes
+from tisa_lab.pretrain.model import check_settings, micro_batches
+from tisa_lab.pretrain.text import Bytes, Source
 
 SIZES = dict(
     hidden_size=16, num_hidden_layers=2, num_attention_heads=2, embedding_size=8,

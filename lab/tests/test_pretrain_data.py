@@ -23,8 +23,7 @@ from tisa_lab.pretrain.batches import (
 )
 from tisa_lab.pretrain.config import Phase
 from tisa_lab.pretrain.corpus import Place, PreparedCorpus, StreamedCorpus, prepare
-from tisa_lab.pretrain.documents import Source, check, documents
-from tisa_lab.pretrain.tokenizers import Bytes, prepared, tokenizer_of
+from tisa_lab.pretrain.text import Bytes, Source, check, documents, prepared, tokenizer_of
 
 DOCUMENTS = ["first document\nof two lines", "second", "third é"]
 

@@ -14,7 +14,6 @@ from tisa_lab.pretrain import checkpoints, training
 from tisa_lab.pretrain.batches import ahead, steps, validation_batches
 from tisa_lab.pretrain.config import Length, Phase, PretrainConfig, RunSettings
 from tisa_lab.pretrain.corpus import StreamedCorpus
-from tisa_lab.pretrain.documents import Source
 from tisa_lab.pretrain.model import (
     block_contrast,
     build,
@@ -23,7 +22,7 @@ from tisa_lab.pretrain.model import (
     parameter_groups,
     step_flops,
 )
-from tisa_lab.pretrain.tokenizers import Bytes
+from tisa_lab.pretrain.text import Bytes, Source
 from tisa_lab.pretrain.training import Training, run
 from tisa_lab.view import Silent
 

@@ -86,7 +86,8 @@ def command(
         print(json.dumps([asdict(line) for line in lines]))
     elif dry_run:
         _print_plan(lines, place.side_by_side)
-        _print_stacks(place.stacks([c for c in cells if c.key not in records.done()]))
+        if place.executor == "stacked":
+            _print_stacks(place.stacks([c for c in cells if c.key not in records.done()]))
     elif only_starts and as_json:
         made = make_starts(cells, out, place, view_for().say)
         print(json.dumps(made, ensure_ascii=False))
@@ -140,9 +141,7 @@ def _print_plan(lines: list[Line], workers: int) -> None:
         print(f"About {told}, from the runs in the folder.")
 
 
-def _print_stacks(made: Sequence[list[Cell]] | None) -> None:
-    if made is None:
-        return
+def _print_stacks(made: Sequence[list[Cell]]) -> None:
     print(f"{len(made)} stacks:")
     for stack in made:
         seeds = sorted({cell.seed for cell in stack})

@@ -58,7 +58,7 @@ def command(
         dry_run: Check everything, print the plan, train nothing.
     """
     from tisa_lab.pretrain.checkpoints import check_run
-    from tisa_lab.pretrain.launching import check_corpora, check_settings, is_first_process, plan
+    from tisa_lab.pretrain.model import check_corpora, check_settings, is_first_process, plan
     from tisa_lab.pretrain.training import identity_of, run
     from tisa_lab.record import command_line
     from tisa_lab.view import view_for

@@ -23,9 +23,8 @@ from tisa_lab.extrapolation.windows import Mode, Window, long_documents, windows
 from tisa_lab.pretrain.batches import uniform
 from tisa_lab.pretrain.checkpoints import MODEL, RECORD, RUN
 from tisa_lab.pretrain.corpus import Corpus, CorpusNames, head
-from tisa_lab.pretrain.documents import Split
 from tisa_lab.pretrain.report import label_of
-from tisa_lab.pretrain.tokenizers import Vocabulary
+from tisa_lab.pretrain.text import Split, Vocabulary
 from tisa_lab.record import surroundings
 
 Documents = list[npt.NDArray[np.unsignedinteger]]

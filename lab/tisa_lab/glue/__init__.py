@@ -1,17 +1,14 @@
 """The paper's Table 3: GLUE with and without TISA. One cell is followed from top to bottom:
 
-variant.py    the rows of the table: positions kept, zeroed or folded, S, how kernels start
-tasks.py      the eight tasks: recipes, a task's rows from official files or the hub, metrics
-cell.py       one cell of the table, the grid of them, the record of a finished one
-batches.py    tokenized rows and which of them make a batch, padded or packed
-starts.py     what a cell starts from; fitted kernels are made once for all seeds and kept
-training.py   one cell in, its record out
-stacked_modules.py  what a stack of models has in place of linear maps, norms, attention
-stack.py      many models of one architecture as one batched model
-stacked.py    many cells in, their records out: trained side by side
-table3.py     a grid in, every cell's record in a folder: the plan, the place, the sweep
-summary.py    records in, the numbers of Table 3 out
-report.py     those numbers as Markdown, LaTeX, CSV, a figure
+cell.py      the rows of the table, one cell, the grid of them, the record of a finished one
+tasks.py     the eight tasks: recipes, a task's rows from official files or the hub, metrics
+batches.py   tokenized rows and which of them make a batch, padded or packed
+starts.py    what a cell starts from; fitted kernels are made once for all seeds and kept
+training.py  one cell in, its record out
+stack.py     many models of one architecture as one batched model
+stacked.py   many cells in, their records out: trained side by side
+table3.py    a grid in, every cell's record in a folder: the plan, the place, the sweep
+report.py    records in, Table 3 out: its numbers, Markdown, LaTeX, CSV, a figure
 
 docs/glue.md tells how it is used.
 """

@@ -27,9 +27,8 @@ from tisa.parameters import is_score
 from tisa.shapes import Tensor
 from tisa.store import Damaged, locked, opened, sealed, tensors_digest, write_bytes
 from tisa_lab.glue.batches import Row
-from tisa_lab.glue.cell import Cell
+from tisa_lab.glue.cell import BASELINE, Cell
 from tisa_lab.glue.tasks import task_named
-from tisa_lab.glue.variant import BASELINE
 from tisa_lab.record import surroundings
 
 # Part of every key; another one when starts of before must not be taken any more.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,10 +76,8 @@ class Place:
             if any(cell.recipe.batches == "packed" for cell in cells):
                 raise ValueError('batches must be padded where executor is "stacked", got packed')
 
-    def stacks(self, cells: Sequence[Cell]) -> list[list[Cell]] | None:
-        """Return which cells are trained side by side; None where none are."""
-        if self.executor != "stacked":
-            return None
+    def stacks(self, cells: Sequence[Cell]) -> list[list[Cell]]:
+        """Return which cells are trained side by side, where the executor is stacked."""
         from tisa_lab.glue.stacked import stacks
 
         return stacks(cells, self.stack)
@@ -122,11 +119,7 @@ def run_cells(
             runner, lambda done, steps: view.inside(f"step {done:,} of {steps:,}")
         )
         shown = Shown(view, "cells", _said, left)
-        together = None
-        if place.executor == "stacked":
-            from tisa_lab.glue.stacked import stacks
-
-            together = partial(stacks, size=place.stack)
+        together = place.stacks if place.executor == "stacked" else None
         return sweep(cells, records, executor, shown, together)
 
 

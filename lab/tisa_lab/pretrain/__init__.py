@@ -1,12 +1,11 @@
 """Pretraining with any position method, masked or causal, on one process or many.
 
 config.py       everything that a run's result depends on; how it is carried out
-documents.py    documents of a corpus: text files, Parquet, the hub
-tokenizers.py   text in, numbers out
+text.py         documents of a corpus (text files, Parquet, the hub), and what cuts them into tokens
 corpus.py       documents as tokens, streamed or prepared; a corpus from what a user names
 batches.py      what a model is given in a step: rows, masks, packing, made ready ahead
-model.py        a language model with its loss, its work, what it knows about position
-launching.py    where a run takes place: accelerate; what does not fit; what it will cost
+model.py        a language model with its loss; processes; what fits and what it will cost; what the
+                model knows about position
 checkpoints.py  a run's folder: which run it is, checkpoints, the model and the record
 training.py     one run from top to bottom
 report.py       records in, tables and figures out

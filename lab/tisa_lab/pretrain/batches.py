@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from tisa.shapes import Int, Int32, Tensor
 from tisa_lab.pretrain.config import Objective, Phase, Recipe
 from tisa_lab.pretrain.corpus import Chunk, Corpus, Place, head
-from tisa_lab.pretrain.tokenizers import Specials, Vocabulary
+from tisa_lab.pretrain.text import Specials, Vocabulary
 
 NO_LABEL = -100
 # Not the seed of the run: all runs are compared on the same masks.

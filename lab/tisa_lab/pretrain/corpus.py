@@ -19,8 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tisa import store
-from tisa_lab.pretrain.documents import Source, Split, check, documents
-from tisa_lab.pretrain.tokenizers import Tokenizer, Vocabulary, tokenizer_of
+from tisa_lab.pretrain.text import (
+    Source,
+    Split,
+    Tokenizer,
+    Vocabulary,
+    check,
+    documents,
+    tokenizer_of,
+)
 
 AGAIN = "prepare it again"
 TOKENS, ENDS, ABOUT, TOKENIZER = "tokens.bin", "documents.npy", "corpus.json", "tokenizer"

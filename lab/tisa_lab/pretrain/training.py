@@ -34,20 +34,18 @@ from tisa_lab.pretrain.batches import (
 )
 from tisa_lab.pretrain.config import PretrainConfig, RunSettings
 from tisa_lab.pretrain.corpus import Corpus, Place
-from tisa_lab.pretrain.launching import (
+from tisa_lab.pretrain.model import (
+    WithLoss,
     accelerator_for,
+    build,
     check_corpora,
     from_main,
     lost_process,
     micro_batches,
-    precision_of,
-)
-from tisa_lab.pretrain.model import (
-    WithLoss,
-    build,
     observed,
     parameter_groups,
     peak_flops,
+    precision_of,
     step_flops,
 )
 from tisa_lab.record import surroundings
