@@ -51,6 +51,19 @@ def test_every_hook_is_asked(name):
     assert position.needs_weights or "values" not in has
 
 
+def test_learned_vectors_are_those_of_the_positions(name):
+    """What looks at a table of positions (pretraining does) knows no method by its name."""
+    position = build_position(name, PositionConfig(HIDDEN, HEADS, LAYERS, LIMIT))
+    rows = [p for p in position.parameters() if p.shape[0] in (LIMIT, LIMIT + 1) and p.ndim == 2]
+    found = position.vectors()
+    if name not in ("absolute", "tupe-a", "tupe-r"):
+        assert found is None
+        return
+    assert found.shape == (LIMIT, HIDDEN)
+    # The last row is that of the last position, in a table with a row for [CLS] too.
+    assert torch.equal(found[-1], rows[0][-1])
+
+
 @pytest.mark.parametrize("shape", [(2, 7), (1, 1), (3, 12)])
 def test_shapes(name, shape):
     assert layer_of(name)(torch.randn(*shape, HIDDEN)).shape == (*shape, HIDDEN)

@@ -3,7 +3,7 @@
 from torch import nn
 
 from tisa.positions.base import Position, PositionConfig, Prepared
-from tisa.shapes import Embeddings
+from tisa.shapes import Embeddings, Tensor
 
 
 class Absolute(Position):
@@ -25,3 +25,7 @@ class Absolute(Position):
     def embed(self, embeddings: Embeddings, prepared: Prepared) -> Embeddings:
         """Return embeddings + table[position]."""
         return embeddings + self.table(prepared.places.positions)
+
+    def vectors(self) -> Tensor:
+        """Return the table."""
+        return self.table.weight

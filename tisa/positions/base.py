@@ -188,6 +188,10 @@ class Position(nn.Module):
         """Return what is added to each query's output; asked if `needs_weights`."""
         return None
 
+    def vectors(self) -> Tensor | None:
+        """Return the learned vector of each position, None where the method has none."""
+        return None
+
     def extra_repr(self) -> str:
         """Return what `print(module)` shows."""
         return f"layers={self.layers!r}"

@@ -5,7 +5,7 @@ from torch import nn
 
 from tisa.positions.base import Places, Position, PositionConfig, Prepared
 from tisa.scoring import T5Buckets
-from tisa.shapes import Hidden, Logits, Queries, Scores
+from tisa.shapes import Hidden, Logits, Queries, Scores, Tensor
 
 
 class Tupe(Position):
@@ -87,6 +87,10 @@ class Tupe(Position):
     def offset_scores(self, layer: int, prepared: Prepared) -> Scores | None:
         """Return TUPE-R's bias."""
         return prepared.shared[1]
+
+    def vectors(self) -> Tensor:
+        """Return the table without its first row, which is [CLS]'s own."""
+        return self.table.weight[1:]
 
     def extra_repr(self) -> str:
         """Return what `print(module)` shows."""

@@ -2,12 +2,10 @@
 
 config.py          what a transformer is made of
 cache.py           keys and values of the tokens so far
-packing.py         sequences end to end, and back to a padded batch
-forward_pass.py    where the tokens of a pass stand and what they may see
+forward_pass.py    where the tokens of a pass stand and what they may see; packed batches
 attention.py       attention with every hook of a position method
 self_attention.py  the drop-in module for a transformer of your own
-block.py           attention and feed-forward, pre-norm or post-norm
-model.py           embeddings, blocks, hidden states out: encoder or causal decoder
+model.py           embeddings, blocks (pre-norm or post-norm), hidden states out: encoder or decoder
 language_model.py  with a tied head: masked or causal language model
 saving.py          safetensors and a config file
 """

@@ -19,9 +19,7 @@ from torch.nn.functional import cross_entropy
 from tisa.packages import device_named, needed
 from tisa.parameters import grouped, of_scoring
 from tisa.positions import build_position
-from tisa.positions.absolute import Absolute
 from tisa.positions.from_scoring import FromScoring
-from tisa.positions.tupe import Tupe
 from tisa.scoring import ScoringFunction
 from tisa.shapes import Float, Int, Int32, Tensor
 from tisa.transformer import LanguageModel, TransformerConfig
@@ -294,14 +292,11 @@ def plan(config: PretrainConfig, corpus: Corpus, settings: RunSettings) -> list[
 
 def position_table(model: LanguageModel) -> Float[Tensor, "positions width"] | None:
     """Return the learned vectors of positions, None where the method has none."""
-    position: nn.Module = model.transformer.position
-    if not isinstance(position, (Absolute, Tupe)):
+    table = model.transformer.position.vectors()
+    if table is None:
         return None
-    weight: Tensor = position.table.weight.detach()
-    if isinstance(weight, DTensor):
-        weight = weight.full_tensor()
-    # TUPE's first row is [CLS]'s own.
-    return weight.float().cpu()[1 if isinstance(position, Tupe) else 0 :]
+    whole = table.full_tensor() if isinstance(table, DTensor) else table
+    return whole.detach().float().cpu()
 
 
 def observed(model: LanguageModel) -> dict[str, Any]:
