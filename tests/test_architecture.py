@@ -211,6 +211,9 @@ def test_no_public_name_hides_a_module():
         (folder,) = package.__path__
         modules = {p.stem for p in Path(folder).iterdir() if p.suffix == ".py" or p.is_dir()}
         assert not modules & set(package.__all__), package.__name__
+    for path in SOURCES:
+        made = [part.name for part in ast.parse(path.read_text()).body if hasattr(part, "name")]
+        assert path.stem not in made, path
 
 
 def test_versions_agree():

@@ -24,7 +24,7 @@ from tisa_lab.criteria.draws import random_content, random_layer
 from tisa_lab.criteria.measurement import RULES, Measurement
 from tisa_lab.criteria.paper import CRITERIA, TABLE_1, claims
 from tisa_lab.criteria.report import markdown
-from tisa_lab.criteria.sensitivity import compared, sensitivity
+from tisa_lab.criteria.sensitivity import compared, sensitivity_of
 from tisa_lab.criteria.settings import Settings
 from tisa_lab.criteria.witnesses import KNOWN
 
@@ -208,7 +208,7 @@ def test_rules_of_the_thresholds():
 def test_sensitivity_names_the_marks_that_change():
     cells = {c: Measurement(0.4, "") for c in CRITERIA}
     measured = {"tisa": cells}
-    rows = sensitivity(measured, Settings())
+    rows = sensitivity_of(measured, Settings())
     tried = {(row["criterion"], row["threshold"]): row for row in rows}
     assert tried["interpretable", 0.25]["changed"] == ["tisa ✓"]
     assert tried["interpretable", 0.25]["agree"] == 1

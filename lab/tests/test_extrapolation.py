@@ -14,7 +14,7 @@ from tisa.transformer import LanguageModel, TransformerConfig
 from tisa_lab.extrapolation.measuring import measured, position_bins
 from tisa_lab.extrapolation.report import figure, markdown, together, write
 from tisa_lab.extrapolation.report import shown as perplexity
-from tisa_lab.extrapolation.windows import long_documents, windows
+from tisa_lab.extrapolation.windows import long_documents, windows_of
 from tisa_lab.pretrain.config import Length, PretrainConfig, RunSettings
 from tisa_lab.pretrain.corpus import StreamedCorpus
 from tisa_lab.pretrain.text import Bytes, Source
@@ -27,7 +27,7 @@ from tisa_lab.pretrain.training import run
 def test_every_token_counts_once(mode, is_causal, length):
     sizes = [1, 7, 63, 62, 100]
     count = [np.zeros(size, int) for size in sizes]
-    for window in windows(sizes, length, mode, stride=5, is_causal=is_causal):
+    for window in windows_of(sizes, length, mode, stride=5, is_causal=is_causal):
         assert window.start <= window.first < window.last <= window.stop
         assert window.stop - window.start + (1 if is_causal else 2) <= length
         count[window.document][window.first : window.last] += 1
@@ -54,7 +54,7 @@ def test_losses_are_those_of_reading_each_window_alone():
     begin = Bytes.vocabulary.specials.begin
     for row in measured(model, documents, Bytes.vocabulary, [16, 31], stride=4, batch_tokens=64):
         total, count = 0.0, 0
-        cut = windows([30, 60], row["length"], row["mode"], stride=4, is_causal=True)
+        cut = windows_of([30, 60], row["length"], row["mode"], stride=4, is_causal=True)
         for window in cut:
             tokens = documents[window.document][window.start : window.stop].astype(int)
             ids = torch.tensor([[begin, *tokens]])

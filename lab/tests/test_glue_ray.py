@@ -94,7 +94,7 @@ def swept(folder, monkeypatch, losses=()):
     ray = MadeUp(losses)
     monkeypatch.setitem(sys.modules, "ray", ray)
     place = OnRay(made_up, None, 3, folder=folder / "starts")
-    return ray, sweep.sweep(CELLS, Records(folder, Record), place, Silent())
+    return ray, sweep.run_sweep(CELLS, Records(folder, Record), place, Silent())
 
 
 def test_a_lost_worker_costs_its_cell_another_try_and_no_more(tmp_path, monkeypatch):

@@ -11,7 +11,8 @@ import pytest
 import command
 from little_glue import changed
 from tisa_lab.glue.cell import BASELINE, FOLDED, ZEROED, Cell, Record, Variant
-from tisa_lab.glue.report import Entry, difference, latex, markdown, rows, summary, table_csv
+from tisa_lab.glue.numbers import Entry, difference, summary
+from tisa_lab.glue.report import latex, markdown, rows, table_csv
 from tisa_lab.glue.tasks import task_named
 from tisa_lab.sweep import Records
 

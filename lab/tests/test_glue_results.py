@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from tisa_lab.glue.cell import Record
-from tisa_lab.glue.report import markdown, summary
+from tisa_lab.glue.numbers import summary
+from tisa_lab.glue.report import markdown
 from tisa_lab.sweep import Records
 
 ROOT = Path(__file__).parent.parent.parent

@@ -16,7 +16,7 @@ from tisa_lab.glue import stacked
 from tisa_lab.glue.cell import Cell, Record, grid
 from tisa_lab.glue.stacked import Stacked, check_stackable, run_stack, stacks
 from tisa_lab.glue.training import Runner, run
-from tisa_lab.sweep import Records, sweep
+from tisa_lab.sweep import Records, run_sweep
 
 # What the loss may differ from a single run's, in float32; metrics are in percent.
 BUDGET = 1e-5
@@ -159,7 +159,7 @@ def sweep_stacks(folder):
     def together(cells):
         return stacks(cells, 8)
 
-    return sweep(CELLS, Records(folder, Record), Stacked(Runner(), 8), Silent(), together)
+    return run_sweep(CELLS, Records(folder, Record), Stacked(Runner(), 8), Silent(), together)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -23,7 +23,7 @@ from tisa_lab import cli
 from tisa_lab.executors import InProcess, Lost, Pool
 from tisa_lab.glue.cell import Record, grid
 from tisa_lab.glue.table3 import plan
-from tisa_lab.sweep import Records, Shown, sweep
+from tisa_lab.sweep import Records, Shown, run_sweep
 from tisa_lab.view import Lines
 
 
@@ -60,7 +60,7 @@ def slow(cell):
 
 
 def sweep_all(folder, work=made_up):
-    return sweep(CELLS, Records(folder, Record), InProcess(work), Silent())
+    return run_sweep(CELLS, Records(folder, Record), InProcess(work), Silent())
 
 
 def forked(function, *arguments):
@@ -170,7 +170,7 @@ def test_a_full_disk_keeps_all_runs_that_ended_together(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tisa.store.seals, "_write", full)
     with pytest.raises(OSError, match="3 finished runs") as raised:
-        sweep(CELLS, Records(tmp_path / "two words", Record), Stack(made_up), Silent())
+        run_sweep(CELLS, Records(tmp_path / "two words", Record), Stack(made_up), Silent())
     (kept, added) = re.findall(r"kept in (\S+): .* with `cat \1 >> (.*)`", str(raised.value))[0]
     assert added == f"'{tmp_path}/two words/records.jsonl'"
     lines = Path(kept).read_text(encoding="utf-8").splitlines(keepends=True)

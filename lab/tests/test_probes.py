@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import command
-from tisa_lab.probes.race import ProbeConfig, race
+from tisa_lab.probes.race import ProbeConfig, run_race
 from tisa_lab.probes.report import markdown
 from tisa_lab.probes.tasks import (
     BAR,
@@ -57,13 +57,13 @@ def test_order():
 def test_the_race_tells_methods_apart_and_its_record_is_a_table():
     small = ProbeConfig(length=16, factors=(1, 4), steps=100, hidden_size=32, asked=32,
                         learning_rate=5e-3, scores_learning_rate=5e-2)  # fmt: skip
-    record = race(small, ("none", "tisa"), ("find",))
+    record = run_race(small, ("none", "tisa"), ("find",))
     found = {row["method"]: row["accuracy"] for row in record["rows"]}
     assert found["tisa"]["1"] > 0.8
     assert found["tisa"]["4"] > 0.8
     assert found["none"]["1"] < 0.4
     short = ProbeConfig(**vars(small) | {"steps": 2})
-    rows = [race(short, ("absolute",), ("find",))["rows"][0] for _ in range(2)]
+    rows = [run_race(short, ("absolute",), ("find",))["rows"][0] for _ in range(2)]
     assert rows[0]["accuracy"] == rows[1]["accuracy"]
     assert rows[0]["accuracy"]["4"] is None
     table = markdown(record | {"rows": record["rows"] + rows[:1]})

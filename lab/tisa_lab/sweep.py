@@ -195,7 +195,7 @@ class Shown:
         self.view.step(len(self._done), left=left)
 
 
-def sweep(
+def run_sweep(
     jobs: Sequence[Any],
     records: Records[Any],
     executor: Executor,

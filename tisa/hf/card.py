@@ -18,7 +18,7 @@ def write_card(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
     """Write README.md into the folder unless there is one."""
     path = Path(folder) / "README.md"
     if not path.exists():
-        path.write_text(card(model), encoding="utf-8")
+        path.write_text(card_of(model), encoding="utf-8")
 
 
 def replace_template(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
@@ -35,12 +35,12 @@ def replace_template(model: PreTrainedModel, folder: str | os.PathLike[str]) -> 
     added = [line for line in found.text.splitlines() if line.strip() not in known]
     if any("automatically generated" not in line for line in added):
         return
-    ours: Any = ModelCard(card(model))
+    ours: Any = ModelCard(card_of(model))
     ours.data.tags = list(dict.fromkeys([*ours.data.tags, *(found.data.tags or [])]))
     ours.save(path)
 
 
-def card(model: PreTrainedModel) -> str:
+def card_of(model: PreTrainedModel) -> str:
     """Return the model card."""
     tisa = model.config.tisa
     scores = sum(p.numel() for n, p in model.named_parameters() if "offset_scores" in n)

@@ -18,7 +18,7 @@ from tisa.offsets import recentred
 from tisa.ops.blocks import Blocks
 from tisa.ops.call import Call, transformed, without_autocast
 from tisa.ops.dropout import dropout_seed
-from tisa.ops.schema import refuse_second_derivative, schema
+from tisa.ops.schema import refuse_second_derivative, schema_of
 
 
 def refuses(call: Call) -> str | None:
@@ -75,7 +75,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     return output, lse
 
 
-@torch.library.custom_op("tisa::chunked_forward", mutates_args=(), schema=schema(3, _Inputs))
+@torch.library.custom_op("tisa::chunked_forward", mutates_args=(), schema=schema_of(3, _Inputs))
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     inputs = _Inputs(*arguments)
     output, lse, norms = _new_outputs(inputs.query, inputs.value)
@@ -88,7 +88,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 @torch.library.custom_op(
     "tisa::chunked_backward",
     mutates_args=(),
-    schema=schema(5, _Upstream, _Inputs, needs=list[bool]),
+    schema=schema_of(5, _Upstream, _Inputs, needs=list[bool]),
 )
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     (grad_output, grad_lse, norms), inputs = _Upstream(*arguments[:3]), _Inputs(*arguments[3:-1])

@@ -15,7 +15,7 @@ _NAMES: dict[Any, str] = {
 }
 
 
-def schema(returned: int, *groups: type, **more: Any) -> str:
+def schema_of(returned: int, *groups: type, **more: Any) -> str:
     """Return the schema of what takes the fields of these groups, and more, one by one."""
     fields = {name: kind for group in groups for name, kind in get_type_hints(group).items()}
     inputs = ", ".join(f"{_NAMES[kind]} {name}" for name, kind in (fields | more).items())

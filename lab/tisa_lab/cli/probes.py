@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tisa_lab.probes.race import RACERS, ProbeConfig, race
+from tisa_lab.probes.race import RACERS, ProbeConfig, run_race
 from tisa_lab.probes.tasks import TASKS
 
 CONFIG = ProbeConfig()
@@ -46,7 +46,7 @@ def command(
         out.mkdir(parents=True, exist_ok=True)
     with view_for() as view:
         view.begin(len(set(methods)) * len(set(tasks)), -1, unit="models")
-        record = race(
+        record = run_race(
             config, methods, tasks, device=device, command=command_line(),
             progress=lambda method, task: view.step(view.done + 1, f"{task}: {method}"),
         )  # fmt: skip

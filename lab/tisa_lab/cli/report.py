@@ -6,7 +6,8 @@ from typing import Literal
 
 from tisa.store import check_new_folder, new_file, write_text
 from tisa_lab.glue.cell import Record
-from tisa_lab.glue.report import figure, latex, markdown, summary, table_csv, table_data
+from tisa_lab.glue.numbers import summary
+from tisa_lab.glue.report import figure, latex, markdown, table_csv, table_data
 from tisa_lab.sweep import Records
 
 

@@ -10,7 +10,7 @@ from tisa_lab.criteria.report import mark, shown
 AGREES, DIFFERS, UNCLAIMED = "#d4e6f4", "#f6b26b", "#eeeeee"
 
 
-def figure(record: dict[str, Any]) -> Any:
+def figure_of(record: dict[str, Any]) -> Any:
     """Return a matplotlib Figure of the table."""
     rows = record["rows"]
     figures = needed("matplotlib.figure", "figures", "tisa-lab")

@@ -45,14 +45,14 @@ def disagreements(record: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]
 
 def write(record: dict[str, Any], out: Path) -> None:
     """Write the record as JSON, Markdown, a figure and a page into a folder."""
-    from tisa_lab.criteria.figure import figure
+    from tisa_lab.criteria.figure import figure_of
 
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     store.write_text(out / "criteria.json", text)
     store.write_text(out / "criteria.md", markdown(record))
     store.write_text(out / "index.html", page_of(record))
     with store.new_file(out / "criteria.png") as unfinished:
-        figure(record).savefig(unfinished, dpi=130, format="png")
+        figure_of(record).savefig(unfinished, dpi=130, format="png")
 
 
 def page_of(record: dict[str, Any]) -> str:

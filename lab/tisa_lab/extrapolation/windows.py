@@ -26,7 +26,7 @@ class Window:
     last: int
 
 
-def windows(
+def windows_of(
     lengths: list[int], length: int, mode: Mode, *, stride: int, is_causal: bool
 ) -> list[Window]:
     """Return the windows of documents of those lengths, each of `length` places at most."""

@@ -8,7 +8,8 @@ training.py  one cell in, its record out
 stack.py     many models of one architecture as one batched model
 stacked.py   many cells in, their records out: trained side by side
 table3.py    a grid in, every cell's record in a folder: the plan, the place, the sweep
-report.py    records in, Table 3 out: its numbers, Markdown, LaTeX, CSV, a figure
+numbers.py   records in, the numbers of Table 3 out
+report.py    those numbers as Markdown, LaTeX, CSV, a figure
 
 docs/glue.md tells how it is used.
 """

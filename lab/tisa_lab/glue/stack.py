@@ -11,6 +11,7 @@ a model lacks is zero and gets no gradient.
 """
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,9 +27,7 @@ from tisa.parameters import weight_groups
 from tisa.scoring import TISA
 from tisa.shapes import Bool, Float, Int, Tensor
 
-STACKABLE = (
-    "albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta",
-)  # fmt: skip
+STACKABLE = ["albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"]
 IMPLEMENTATION = "tisa|stack"
 
 
@@ -80,9 +79,8 @@ class Stack(nn.Module):
         if num_kernels > 0:
             self.scoring = TISA(models * len(self._calls) * self._heads, num_kernels, init="zero")
             self.scoring.to(template.device)
-            with torch.no_grad():
-                for p in self.scoring.parameters():
-                    p.zero_()
+            for p in self.scoring.parameters():
+                nn.init.zeros_(p)
             trained = torch.zeros_like(self.scoring.kernel_amplitudes)
             self.register_buffer("_trained", trained, persistent=False)
         self.inner = copy.deepcopy(template)
@@ -155,19 +153,16 @@ class Stack(nn.Module):
         no padding; None where there is none.
         """
         now = self._now
-        length = input_ids.shape[-1]
-        now.rows = input_ids.shape[1]
+        _, now.rows, length = input_ids.shape
         now.mask = None if mask is None else self._mask(mask)
-        now.calls = 0
-        now.scores = None
+        now.calls, now.scores = 0, None
         if self.scoring is not None:
             shape = (self.models, len(self._calls), -1, 2 * length - 1)
             vectors = self.scoring(length).view(shape)
             now.scores = [part.flatten(0, 1) for part in vectors.unbind(1)]
-        given = {"input_ids": input_ids, **more}
         flat = {
             name: ids.expand(self.models, -1, -1).reshape(self.models * now.rows, length)
-            for name, ids in given.items()
+            for name, ids in {"input_ids": input_ids, **more}.items()
         }
         logits: Tensor = self.inner(**flat).logits
         assert now.calls == len(self._calls)
@@ -193,12 +188,8 @@ class Stack(nn.Module):
             elif parameter.requires_grad:
                 (decayed if name in self._decay else undecayed).append(parameter)
         own = 10 * lr if scores_lr is None else scores_lr
-        groups = [
-            {"params": decayed, "lr": lr, "weight_decay": weight_decay},
-            {"params": undecayed, "lr": lr, "weight_decay": 0.0},
-            {"params": scores, "lr": own, "weight_decay": 0.0},
-        ]
-        return [group for group in groups if group["params"]]
+        groups = ((decayed, lr, weight_decay), (undecayed, lr, 0.0), (scores, own, 0.0))
+        return [{"params": p, "lr": rate, "weight_decay": w} for p, rate, w in groups if p]
 
     @torch.no_grad()
     def clip_gradients(self, max_norm: float) -> Float[Tensor, " models"]:
@@ -228,10 +219,8 @@ class Stack(nn.Module):
             held += [(p, self._trained) for p in self.scoring.parameters()]
         if self._table is not None:
             held.append((self._table.weight, self._placed))
-        held += [
-            (m.fold, m.folded) for m in self.modules() if isinstance(m, StackedFoldedEmbedding)
-        ]
-        return held
+        folds = (m for m in self.modules() if isinstance(m, StackedFoldedEmbedding))
+        return held + [(m.fold, m.folded) for m in folds]
 
 
 def _decayed(model: PreTrainedModel) -> set[str]:
@@ -241,29 +230,25 @@ def _decayed(model: PreTrainedModel) -> set[str]:
     return {names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
 
 
+@dataclass
 class Pass:
     """What the modules of a stack have to know of the pass that is being made."""
 
-    def __init__(self, models: int) -> None:
-        self.models = models
-        self.rows = 0
-        self.mask: Tensor | None = None
-        # Scores of each attention in the order in which they are called, (models · heads, span).
-        self.scores: list[Tensor] | None = None
-        self.calls = 0
+    models: int
+    rows: int = 0
+    mask: Tensor | None = None
+    # Scores of each attention in the order in which they are called, (models · heads, span).
+    scores: list[Tensor] | None = None
+    calls: int = 0
 
 
 class StackedLinear(nn.Module):
     """A linear map for each model, as one batched matrix product."""
 
-    bias: nn.Parameter | None
-
     def __init__(self, linear: nn.Linear, models: int) -> None:
         super().__init__()
         self.weight = _room(models, linear.in_features, linear.out_features, like=linear.weight)
-        self.bias = None
-        if linear.bias is not None:
-            self.bias = _room(models, linear.out_features, like=linear.bias)
+        self.bias = _room_for_bias(models, linear)
 
     def put(self, model: int, linear: nn.Linear) -> None:
         """Take the values of a single map."""
@@ -276,23 +261,20 @@ class StackedLinear(nn.Module):
         models, width, other = self.weight.shape
         rows = x.reshape(models, -1, width)
         if self.bias is None:
-            made = torch.bmm(rows, self.weight)
-        else:
-            made = torch.baddbmm(self.bias.unsqueeze(1), rows, self.weight)
+            return torch.bmm(rows, self.weight).view(*x.shape[:-1], other)
+        made = torch.baddbmm(self.bias.unsqueeze(1), rows, self.weight)
         return made.view(*x.shape[:-1], other)
 
 
 class StackedLayerNorm(nn.Module):
     """A norm for each model."""
 
-    bias: nn.Parameter | None
-
     def __init__(self, norm: nn.LayerNorm, models: int) -> None:
         super().__init__()
         self.eps = norm.eps
         (width,) = norm.normalized_shape
         self.weight = _room(models, width, like=norm.weight)
-        self.bias = None if norm.bias is None else _room(models, width, like=norm.bias)
+        self.bias = _room_for_bias(models, norm)
 
     def put(self, model: int, norm: nn.LayerNorm) -> None:
         """Take the values of a single norm."""
@@ -328,7 +310,7 @@ class StackedEmbedding(nn.Module):
         size = table.num_embeddings if kept is None else len(kept)
         index = None
         if kept is not None:
-            index = torch.zeros(table.num_embeddings, dtype=torch.long, device=kept.device)
+            index = kept.new_zeros(table.num_embeddings)
             index[kept] = torch.arange(size, device=kept.device)
         self.register_buffer("index", index, persistent=False)
         self.weight = _room(models, size, table.embedding_dim, like=table.weight)
@@ -360,10 +342,9 @@ class StackedFoldedEmbedding(StackedEmbedding):
     ) -> None:
         super().__init__(table, models, now, kept)
         self.fold = _room(models, 3, table.embedding_dim, like=table.weight)
-        device = table.weight.device
-        ends = torch.full((2, models, 1, 1), -1, device=device)
+        ends = torch.full((2, models, 1, 1), -1, device=table.weight.device)
         self.register_buffer("ends", ends, persistent=False)
-        self.register_buffer("folded", torch.zeros(models, 1, 1, device=device), persistent=False)
+        self.register_buffer("folded", self.fold.new_zeros(models, 1, 1), persistent=False)
 
     def put(self, model: int, table: nn.Embedding) -> None:
         """Take the values of a single table."""
@@ -413,3 +394,7 @@ def attend(
 def _room(*shape: int, like: Tensor) -> nn.Parameter:
     made = torch.zeros(shape, dtype=like.dtype, device=like.device)
     return nn.Parameter(made, requires_grad=like.requires_grad)
+
+
+def _room_for_bias(models: int, module: Any) -> nn.Parameter | None:
+    return None if module.bias is None else _room(models, len(module.bias), like=module.bias)

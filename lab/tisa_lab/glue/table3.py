@@ -14,7 +14,7 @@ from tisa_lab.glue.cell import Cell, Record
 from tisa_lab.glue.starts import check_head
 from tisa_lab.glue.tasks import Data, read, task_named
 from tisa_lab.glue.training import Progress, Runner, make_start, started_as
-from tisa_lab.sweep import Records, Shown, sweep
+from tisa_lab.sweep import Records, Shown, run_sweep
 from tisa_lab.view import Silent, spoken
 
 # Rows whose tokens are counted to estimate those of all.
@@ -120,7 +120,7 @@ def run_cells(
         )
         shown = Shown(view, "cells", _said, left)
         together = place.stacks if place.executor == "stacked" else None
-        return sweep(cells, records, executor, shown, together)
+        return run_sweep(cells, records, executor, shown, together)
 
 
 def is_following(place: Place, out: Path, *, does_run: bool) -> bool:

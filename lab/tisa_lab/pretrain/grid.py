@@ -21,7 +21,7 @@ from tisa_lab.pretrain.config import PretrainConfig, RunSettings
 from tisa_lab.pretrain.corpus import Corpus, CorpusNames
 from tisa_lab.pretrain.report import label_of, small
 from tisa_lab.pretrain.training import identity_of, run
-from tisa_lab.sweep import JobRecord, Records, sweep
+from tisa_lab.sweep import JobRecord, Records, run_sweep
 from tisa_lab.view import Lines, Silent, spoken
 
 
@@ -168,7 +168,7 @@ def run_grid(
             place = Pool(work, workers)
         elif executor == "ray":
             place = OnRay(work, address, workers, use_gpu=settings.device != "cpu")
-        return sweep(runs, records, place, GridView(view), stop=no_more)
+        return run_sweep(runs, records, place, GridView(view), stop=no_more)
 
 
 def _check(records: Records[RunRecord], runs: Sequence[Run], work: Work) -> None:

@@ -62,7 +62,7 @@ class ProbeConfig:
             raise ValueError(f"factors must be 1 and whole numbers above it, got {self.factors}")
 
 
-def race(
+def run_race(
     config: ProbeConfig,
     methods: tuple[str, ...] = RACERS,
     tasks: tuple[str, ...] = tuple(TASKS),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tisa.ops.call import needs_gradient, plain
 from tisa.ops.repeats import Repeat
-from tisa.ops.schema import refuse_second_derivative, schema
+from tisa.ops.schema import refuse_second_derivative, schema_of
 from tisa.ops.triton import plan, plan_backward
 from tisa.ops.triton.launching import Known, known, launch, layout
 from tisa.ops.triton.plan_backward import Gradients, Upstream
@@ -136,7 +136,7 @@ def _new_gradients(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor, Tensor
 
 
 @torch.library.custom_op(
-    "tisa::triton_forward", mutates_args=(), schema=schema(2, Inputs, inference=bool)
+    "tisa::triton_forward", mutates_args=(), schema=schema_of(2, Inputs, inference=bool)
 )
 def forward_operator(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Return the output and the statistics of each query."""
@@ -145,7 +145,9 @@ def forward_operator(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op(
-    "tisa::triton_backward", mutates_args=(), schema=schema(4, Upstream, Inputs, needs=list[bool])
+    "tisa::triton_backward",
+    mutates_args=(),
+    schema=schema_of(4, Upstream, Inputs, needs=list[bool]),
 )
 def backward_operator(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of query, key, value and scores."""
