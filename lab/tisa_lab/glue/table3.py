@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 import transformers
 
+from tisa.hf import families
 from tisa_lab.executors import Executor, InProcess, Leading, OnRay, Pool, follow, is_leader
 from tisa_lab.glue.batches import check_packable, tokenized
 from tisa_lab.glue.cell import Cell, Record
@@ -245,10 +246,9 @@ def _sizes(cell: Cell, data: Data) -> tuple[float, int]:
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(config)
     embedded = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding))
-    # ALBERT passes through one layer many times, and each pass costs.
-    passes = getattr(config, "num_hidden_layers", 1) if config.model_type == "albert" else 1
-    parameters = sum(p.numel() for p in model.parameters()) - embedded
-    return sum(len(row["input_ids"]) for row in rows) / len(rows), passes * parameters
+    body = sum(p.numel() for p in model.parameters()) - embedded
+    # Each of ALBERT's passes through its one layer costs.
+    return sum(len(row["input_ids"]) for row in rows) / len(rows), families.passes(model) * body
 
 
 def _said(record: Record) -> str:
