@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import sys
 
 import pytest
 
@@ -180,6 +181,7 @@ def test_a_folder_that_cannot_take_its_name_leaves_the_old_one(tmp_path, monkeyp
             raise OSError(errno.EIO, "Input/output error")
         rename(one, other)
 
+    monkeypatch.setattr(files, "exchanged", lambda one, other: False)
     monkeypatch.setattr(os, "replace", second_fails)
 
     def write():
@@ -190,3 +192,99 @@ def test_a_folder_that_cannot_take_its_name_leaves_the_old_one(tmp_path, monkeyp
         write()
     assert (path / "a").read_text() == "old"
     assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="renameat2 is Linux's")
+def test_there_is_always_a_folder_of_the_name(tmp_path, monkeypatch):
+    path = tmp_path / "out"
+
+    def write(content):
+        with store.new_folder(path, replace=True) as unfinished:
+            (unfinished / "a").write_text(content)
+
+    write("old")
+    # Two renames, of which the first takes the name away: nobody asks for them.
+    monkeypatch.setattr(os, "replace", None)
+    seen, remove = [], files.shutil.rmtree
+    monkeypatch.setattr(
+        files.shutil, "rmtree",
+        lambda folder, **more: (seen.append([p.read_text() for p in folder.glob("a")]),
+                                remove(folder, **more)),
+    )  # fmt: skip
+    write("new")
+    assert (path / "a").read_text() == "new"
+    assert seen[0] == ["old"]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def _write_into(path, began, may_end):
+    with store.own_folder(path, own=("a",)):
+        began.set()
+        may_end.wait(30)
+        store.write_text(path / "a", "first")
+
+
+def test_a_folder_that_is_written_into_has_one_writer(tmp_path):
+    path = tmp_path / "new" / "out"
+    fork = multiprocessing.get_context("fork")
+    began, may_end = fork.Event(), fork.Event()
+    first = fork.Process(target=_write_into, args=(path, began, may_end))
+    first.start()
+    assert began.wait(30)
+    told = rf"out: process {first.pid} on .* writes there; wait"
+    with pytest.raises(BlockingIOError, match=told), store.own_folder(path, own=("a",)):
+        pass
+    may_end.set()
+    first.join()
+    assert os.listdir(path) == ["a"]
+    with store.own_folder(path, own=("a",)), store.own_folder(path, own=("a",)):
+        assert (path / "a").read_text() == "first"
+    with pytest.raises(FileExistsError, match=r"not empty"), store.own_folder(path, own=("b",)):
+        pass
+
+
+def test_a_folder_into_which_nothing_was_written_is_not_left(tmp_path):
+    def fails():
+        with store.own_folder(tmp_path / "out", own=()):
+            raise ValueError("a mistake")
+
+    with pytest.raises(ValueError, match=r"a mistake"):
+        fails()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_place_that_is_held_is_written_by_its_holder(tmp_path):
+    with store.alone(tmp_path / "out"), store.new_folder(tmp_path / "out") as unfinished:
+        (unfinished / "a").touch()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_failed_read_is_told_with_the_file_and_a_remedy(tmp_path, monkeypatch):
+    store.write_json(tmp_path / "a.json", {"n": 1})
+    store.write_sealed(tmp_path / "a.bin", {}, b"x")
+    store.Lines(tmp_path / "a.jsonl").append({"n": 1})
+    real = open
+
+    class Broken:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.file.close()
+
+        def read(self, *size):
+            raise OSError(errno.EIO, "Input/output error")
+
+        readline = read
+
+    monkeypatch.setattr("io.open", lambda path, *a, **more: Broken(real(path, *a, **more)))
+    for name, read in (
+        ("a.json", lambda path: store.read_json(path, remedy="")),
+        ("a.bin", lambda path: store.read_bytes(path, remedy="")),
+        ("a.jsonl", lambda path: store.Lines(path).read()),
+    ):
+        with pytest.raises(OSError, match=rf"/{name}: could not be read \(Input/output error\);"):
+            read(tmp_path / name)

@@ -67,3 +67,28 @@ def test_another_folder_in_its_place_is_told(folder):
         store.check_folder(folder, "prepared corpus")
     with pytest.raises(store.Damaged, match=r"is of another run .other seed.; left aside"):
         store.check_folder(folder, KIND, identity=IDENTITY | {"seed": 1}, remedy="left aside")
+
+
+def test_the_codes_version_is_told_and_not_compared(tmp_path):
+    (tmp_path / "a").touch()
+    store.seal_folder(tmp_path, KIND, IDENTITY | {store.CODE: "1.0"})
+    found = store.check_folder(tmp_path, KIND, identity=IDENTITY | {store.CODE: "2.0"})
+    assert found.identity[store.CODE] == "1.0"
+
+
+def test_files_are_written_with_their_manifest_beside_others(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    store.write_files(tmp_path, KIND, IDENTITY, {"a.md": "ä", "b.png": b"\x00"})
+    assert sorted(store.check_folder(tmp_path, KIND).files) == ["a.md", "b.png"]
+    (tmp_path / "a.md").write_text("b")
+    with pytest.raises(store.Damaged, match=r"a.md has 1 bytes and not 2"):
+        store.check_folder(tmp_path, KIND)
+
+
+def test_a_file_that_cannot_be_read_is_damage(folder, monkeypatch):
+    def broken(file, kind):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("hashlib.file_digest", broken)
+    with pytest.raises(store.Damaged, match=r"state.json could not be read .Input/output error."):
+        store.check_folder(folder, KIND)

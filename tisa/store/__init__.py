@@ -11,6 +11,7 @@ written here, and read here. What is not as it was written is `Damaged`.
 """
 
 from tisa.store.files import (
+    alone,
     check_new_folder,
     finish_folder,
     locked,
@@ -18,11 +19,13 @@ from tisa.store.files import (
     new_file,
     new_folder,
     only_writer,
+    own_folder,
     told,
     write_bytes,
     write_text,
 )
 from tisa.store.seals import (
+    CODE,
     MANIFEST,
     Damaged,
     Lines,
@@ -35,12 +38,13 @@ from tisa.store.seals import (
     seal_folder,
     sealed,
     tensors_digest,
+    write_files,
     write_json,
     write_sealed,
 )
 
-__all__ = ["MANIFEST", "Damaged", "Lines", "Manifest", "check_folder", "check_new_folder",
-           "finish_folder", "locked", "make_folder", "manifest_of", "new_file", "new_folder",
-           "only_writer", "opened", "read_bytes", "read_json", "seal_folder", "sealed",
-           "tensors_digest", "told", "write_bytes", "write_json",
-           "write_sealed", "write_text"]  # fmt: skip
+__all__ = ["CODE", "MANIFEST", "Damaged", "Lines", "Manifest", "alone", "check_folder",
+           "check_new_folder", "finish_folder", "locked", "make_folder", "manifest_of", "new_file",
+           "new_folder", "only_writer", "opened", "own_folder", "read_bytes", "read_json",
+           "seal_folder", "sealed", "tensors_digest", "told", "write_bytes", "write_files",
+           "write_json", "write_sealed", "write_text"]  # fmt: skip

@@ -3,12 +3,14 @@
 One process at a time: the system lets go of a lock when its process ends.
 """
 
+import ctypes
 import errno
 import os
 import platform
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +22,17 @@ from filelock import FileLock, Timeout
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
 # How libraries say the same that write files by themselves: safetensors, PyTorch.
 NATIVE = re.compile(r"os error (\d+)|StreamWriter failed|write failed|unexpected pos")
+# In a folder that somebody writes into, and who that is.
+LOCK, HOLDER = ".lock", ".held-by"
+# Locks that this process has, by thread: one is not kept out by oneself.
+_MINE: set[tuple[str, int]] = set()
+
+
+class Refused(OSError):  # noqa: N818
+    """A disk did not do what was asked of it; says which file it was and what to do."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
@@ -58,20 +71,49 @@ def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """
     path = Path(path).absolute()
     check_new_folder(path, replace=replace)
+    with told(path), alone(path):
+        unfinished = Path(
+            tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".unfinished", dir=path.parent)
+        )
+        try:
+            # Readable like any other folder, unlike one of `mkdtemp`.
+            unfinished.chmod(0o777 & ~umask())
+            yield unfinished
+            check_new_folder(path, replace=replace)
+            finish_folder(unfinished, path)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def alone(path: str | Path) -> Iterator[None]:
+    """Keep other processes from making a folder of that name; the lock lies beside it."""
+    path = Path(path).absolute()
+    make_folder(path.parent)
+    with only_writer(path.with_name(f".{path.name}{LOCK}"), path, kept=False):
+        yield
+
+
+@contextmanager
+def own_folder(path: str | Path | None, *, own: Sequence[str]) -> Iterator[None]:
+    """Keep other processes out of a folder that files are written into, made where it is not there.
+
+    A folder of somebody else's is refused (`check_new_folder`). Of None nothing is done.
+    """
+    if path is None:
+        yield
+        return
+    path = Path(path).absolute()
+    check_new_folder(path, own=own)
     with told(path):
-        make_folder(path.parent)
-        with only_writer(path.with_name(f".{path.name}.lock"), path, kept=False):
-            unfinished = Path(
-                tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".unfinished", dir=path.parent)
-            )
-            try:
-                # Readable like any other folder, unlike one of `mkdtemp`.
-                unfinished.chmod(0o777 & ~umask())
-                yield unfinished
-                check_new_folder(path, replace=replace)
-                finish_folder(unfinished, path)
-            finally:
-                shutil.rmtree(unfinished, ignore_errors=True)
+        make_folder(path)
+    try:
+        with only_writer(path / LOCK, path, kept=False):
+            yield
+    finally:
+        # What was not written leaves no empty folder.
+        with suppress(OSError):
+            path.rmdir()
 
 
 def check_new_folder(path: str | Path, *, replace: bool = False, own: Sequence[str] = ()) -> None:
@@ -83,25 +125,44 @@ def check_new_folder(path: str | Path, *, replace: bool = False, own: Sequence[s
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{path} is a file; name a new folder")
     written = any((path / name).exists() for name in own)
-    if path.is_dir() and any(path.iterdir()) and not (replace or written):
+    locks = (LOCK, LOCK + HOLDER)
+    used = path.is_dir() and any(part.name not in locks for part in path.iterdir())
+    if used and not (replace or written):
         raise FileExistsError(f"{path} is there already, and not empty; name a new folder")
 
 
 def finish_folder(unfinished: Path, path: Path) -> None:
-    """Give a written folder its name, all of it on the disk first; what was there gives way."""
+    """Give a written folder its name, all of it on the disk first; what was there gives way.
+
+    On Linux both change their names at once, so that there is always one of the name. Elsewhere a
+    kill between two renames leaves the old one beside its place, which `tisa verify` brings back.
+    """
     for part in (*unfinished.rglob("*"), unfinished):
         flush(part)
     before = unfinished.with_suffix(".before")
-    if path.is_dir():
-        os.replace(path, before)
-    try:
-        os.replace(unfinished, path)
-    except OSError:
-        if before.is_dir():
-            os.replace(before, path)
-        raise
+    if path.is_dir() and exchanged(unfinished, path):
+        before = unfinished
+    else:
+        if path.is_dir():
+            os.replace(path, before)
+        try:
+            os.replace(unfinished, path)
+        except OSError:
+            if before.is_dir():
+                os.replace(before, path)
+            raise
     flush(path.parent)
     shutil.rmtree(before, ignore_errors=True)
+
+
+def exchanged(one: Path, other: Path) -> bool:
+    """Let two names change places in one step; return whether the system can."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    here, both = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return int(rename(here, os.fsencode(one), here, os.fsencode(other), both)) == 0
 
 
 def make_folder(path: str | Path) -> None:
@@ -133,27 +194,33 @@ def umask() -> int:
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
-    """Say of a disk's refusal what was being written, and what to do."""
+def told(path: Path, *, reading: bool = False) -> Iterator[None]:
+    """Say of a disk's refusal what was being written, or read, and what to do."""
     try:
         yield
+    except Refused:
+        raise
     except OSError as wrong:
-        if wrong.errno not in DISK or "nothing of it is left" in str(wrong):
+        if wrong.errno not in DISK:
             raise
-        raise _refusal(path, wrong.errno) from wrong
+        raise _refusal(path, wrong.errno, reading) from wrong
     except Exception as wrong:
         native = NATIVE.search(str(wrong))
         if native is None:
             raise
-        raise _refusal(path, int(native[1] or errno.EIO)) from wrong
+        raise _refusal(path, int(native[1] or errno.EIO), reading) from wrong
 
 
-def _refusal(path: Path, number: int) -> OSError:
-    return OSError(
-        number,
-        f"{path}: could not be written ({os.strerror(number)}), and nothing of it is left; make "
-        "room or name another place, and start again",
-    )
+def _refusal(path: Path, number: int, reading: bool) -> Refused:
+    why = os.strerror(number)
+    if reading:
+        told = f"could not be read ({why}); look after its disk and its rights, and start again"
+    else:
+        told = (
+            f"could not be written ({why}), and nothing of it is left; make room or name another "
+            "place, and start again"
+        )
+    return Refused(number, f"{path}: {told}")
 
 
 @contextmanager
@@ -182,6 +249,8 @@ def only_writer(
 ) -> Iterator[None]:
     """Keep other processes from writing at a place; say who does where one does already.
 
+    Asked for again while it is held, it is had.
+
     Args:
         lock: the file that is locked; the holder's name stands beside it.
         place: what is written, for the message.
@@ -189,14 +258,21 @@ def only_writer(
         kept: leave the lock's file there afterwards.
     """
     end = time.monotonic() + patience
-    holder = lock.with_name(f"{lock.name}.held-by")
+    holder = lock.with_name(f"{lock.name}{HOLDER}")
+    mine = str(lock.absolute()), threading.get_ident()
+    if mine in _MINE:
+        yield
+        return
     while True:
         with locked(lock, wait=False) as had:
             if had:
-                holder.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+                _MINE.add(mine)
                 try:
+                    with told(place):
+                        holder.write_text(f"process {os.getpid()} on {platform.node()}")
                     yield
                 finally:
+                    _MINE.discard(mine)
                     if not kept:
                         # While it is still held: whoever opens the name now makes a new file.
                         for path in (holder, lock):

@@ -20,13 +20,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tisa.store.files import flush, locked, make_folder, write_bytes, write_text
+from tisa.store.files import flush, locked, make_folder, new_file, told, write_bytes, write_text
 
 # The version of everything that this package writes with a checksum.
 SEALED, SUM, FORMAT = "sealed", "sha256", 1
 LINE_REMEDY = "remove that line, and run again what it stood for"
 MANIFEST = "manifest.json"
 BLOCK = 2**20
+# In the identity of a run: told, and not compared, since a change of the code ends no run.
+CODE = "code"
 FOLDER_REMEDY = "take a copy that is whole, or make it again"
 
 
@@ -65,7 +67,8 @@ def write_json(path: str | Path, values: Mapping[str, Any], *, indent: int | Non
 def read_json(path: str | Path, *, remedy: str) -> dict[str, Any]:
     """Return the JSON object of a file, its seal checked where it has one."""
     try:
-        values = json.loads(Path(path).read_bytes().decode())
+        with told(Path(path), reading=True):
+            values = json.loads(Path(path).read_bytes().decode())
     except ValueError as wrong:
         raise Damaged(f"{path}: no JSON ({wrong}); {remedy}") from None
     if not isinstance(values, dict):
@@ -75,23 +78,26 @@ def read_json(path: str | Path, *, remedy: str) -> dict[str, Any]:
 
 def write_sealed(path: str | Path, about: Mapping[str, Any], content: bytes) -> None:
     """Write bytes behind one line of JSON that says what they are, and has their checksum."""
-    told = {**about, "size": len(content), "content": hashlib.sha256(content).hexdigest()}
-    write_bytes(path, json.dumps(sealed(told)).encode() + b"\n" + content)
+    values = {**about, "size": len(content), "content": hashlib.sha256(content).hexdigest()}
+    with new_file(path) as unfinished, unfinished.open("wb") as file:
+        file.write(json.dumps(sealed(values)).encode() + b"\n")
+        file.write(content)
 
 
 def read_bytes(path: str | Path, *, remedy: str) -> tuple[dict[str, Any], bytes]:
     """Return what `write_sealed` was given; of a file without a seal an empty dict, and all."""
-    whole = Path(path).read_bytes()
-    if whole[:1] != b"{" and SEALED.encode() not in whole[:4096]:
-        return {}, whole
-    first, _, content = whole.partition(b"\n")
+    with told(Path(path), reading=True), Path(path).open("rb") as file:
+        first = file.readline()
+        if first[:1] != b"{" and SEALED.encode() not in first[:4096]:
+            return {}, first + file.read()
+        content = file.read()
     damaged = Damaged(f"{path}: not as it was written, its checksum is another one; {remedy}")
     try:
         about = opened(json.loads(first), str(path), remedy=remedy)
-        told = about.pop("size"), about.pop("content")
+        size, digest = about.pop("size"), about.pop("content")
     except (ValueError, KeyError):
         raise damaged from None
-    if told != (len(content), hashlib.sha256(content).hexdigest()):
+    if (size, digest) != (len(content), hashlib.sha256(content).hexdigest()):
         raise damaged
     return about, content
 
@@ -146,7 +152,7 @@ class Lines:
     def each(self, start: int = 0) -> Iterator["Line"]:
         """Yield the whole lines from a place on."""
         try:
-            with self.path.open("rb") as file:
+            with told(self.path, reading=True), self.path.open("rb") as file:
                 before, content = file.read(start), file.read()
         except FileNotFoundError:
             return
@@ -217,15 +223,22 @@ def seal_folder(
 ) -> None:
     """Write the manifest of a folder: of these files, or of all in it that are not hidden."""
     names = sorted(_names(folder) if names is None else names)
-    # Hashing lets go of Python's lock: blocks on one core, the whole on another.
+    # Hashing lets go of Python's lock: two files at a time.
     with ThreadPoolExecutor(2) as pool:
-        sums = pool.map(lambda name: _sum(folder / name), names)
-        blocks = pool.map(lambda name: _blocks(folder / name), names)
-        files = {
-            name: {"size": (folder / name).stat().st_size, "sha256": whole, "blocks": parts}
-            for name, whole, parts in zip(names, sums, blocks, strict=True)
-        }
+        files = dict(zip(names, pool.map(lambda name: _sums(folder / name), names), strict=True))
     write_json(folder / MANIFEST, {"kind": kind, "identity": dict(identity), "files": files})
+
+
+def write_files(
+    folder: Path, kind: str, identity: Mapping[str, Any], files: Mapping[str, str | bytes]
+) -> None:
+    """Write files into a folder, each whole, and the manifest of them last.
+
+    A kill in between leaves a manifest to which the files do not fit, which `tisa verify` says.
+    """
+    for name, content in files.items():
+        write_bytes(folder / name, content.encode() if isinstance(content, str) else content)
+    seal_folder(folder, kind, identity, files)
 
 
 def manifest_of(folder: Path) -> Manifest | None:
@@ -256,11 +269,11 @@ def check_folder(
         return None
     if found.kind != kind:
         raise Damaged(f"{folder}: expected a {kind}, got a {found.kind}; {remedy}")
-    if identity is not None and found.identity != dict(identity):
-        other = [
-            k for k in {**found.identity, **identity} if found.identity.get(k) != identity.get(k)
-        ]
-        raise Damaged(f"{folder}: is of another run (other {', '.join(sorted(other))}); {remedy}")
+    if identity is not None:
+        names = {*found.identity, *identity} - {CODE}
+        other = sorted(k for k in names if found.identity.get(k) != identity.get(k))
+        if other:
+            raise Damaged(f"{folder}: is of another run (other {', '.join(other)}); {remedy}")
     damages = list(damages_of(folder, found))
     if damages:
         more = f" and {len(damages) - 1} more" if len(damages) > 1 else ""
@@ -270,16 +283,28 @@ def check_folder(
 
 def damages_of(folder: Path, manifest: Manifest) -> Iterable[str]:
     """Yield, of each file that is not as it was written, which it is and which bytes are others."""
+    names = list(manifest.files)
     with ThreadPoolExecutor(2) as pool:
-        paths = [folder / name for name in manifest.files]
-        sums = list(pool.map(lambda path: _sum(path) if path.is_file() else None, paths))
-    for (name, told), path, found in zip(manifest.files.items(), paths, sums, strict=True):
-        if found is None:
-            yield f"{name} is missing"
-        elif path.stat().st_size != told["size"]:
-            yield f"{name} has {path.stat().st_size:,} bytes and not {told['size']:,}"
-        elif found != told["sha256"]:
-            yield f"{name} is damaged, {_where(told['blocks'], _blocks(path), told['size'])}"
+        for name, wrong in zip(
+            names, pool.map(lambda n: _damage(folder / n, manifest.files[n]), names), strict=True
+        ):
+            if wrong:
+                yield f"{name} {wrong}"
+
+
+def _damage(path: Path, told: Mapping[str, Any]) -> str:
+    try:
+        size = path.stat().st_size
+        if size != told["size"]:
+            return f"has {size:,} bytes and not {told['size']:,}"
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == told["sha256"]:
+                return ""
+        return f"is damaged, {_where(told['blocks'], _sums(path)['blocks'], told['size'])}"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as wrong:
+        return f"could not be read ({wrong.strerror})"
 
 
 def _where(told: list[int], found: list[int], size: int) -> str:
@@ -297,11 +322,21 @@ def _names(folder: Path) -> Iterable[str]:
             yield name.as_posix()
 
 
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _sums(path: Path) -> dict[str, Any]:
+    """Return size, SHA-256 and the checksum of each block, in one pass."""
+    whole, blocks, size = hashlib.sha256(), list[int](), 0
+    block = memoryview(bytearray(BLOCK))
+    with path.open("rb", buffering=0) as file:
+        while count := _fill(file, block):
+            whole.update(block[:count])
+            blocks.append(zlib.crc32(block[:count]))
+            size += count
+    return {"size": size, "sha256": whole.hexdigest(), "blocks": blocks}
 
 
-def _blocks(path: Path) -> list[int]:
-    with path.open("rb") as file:
-        return [zlib.crc32(block) for block in iter(lambda: file.read(BLOCK), b"")]
+def _fill(file: Any, block: memoryview) -> int:
+    """Return how many bytes were read: a whole block but at the end, whatever one read gives."""
+    count = 0
+    while count < len(block) and (more := file.readinto(block[count:])):
+        count += more
+    return count
