@@ -10,7 +10,7 @@ from tisa import store
 from tisa.analysis.numbers import numbers_of
 from tisa.analysis.whole import Analysis
 
-PARTS = {"index.html", "numbers.json", "figures"}
+PARTS = {"index.html", "numbers.json", "figures", store.MANIFEST}
 
 
 def write_report(
@@ -25,6 +25,7 @@ def write_report(
 
     A report that was there before gives way to it, whole.
     """
+    import tisa
     from tisa.analysis.figures import figures_of, figures_of_all
     from tisa.analysis.page import page_of
 
@@ -43,6 +44,8 @@ def write_report(
         text = json.dumps(numbers, indent=1, ensure_ascii=False, allow_nan=False)
         (folder / "numbers.json").write_text(text + "\n", encoding="utf-8")
         (folder / "index.html").write_text(page_of(found, numbers), encoding="utf-8")
+        identity = {"models": ", ".join(one.name for one in found), store.CODE: tisa.__version__}
+        store.seal_folder(folder, "analysis", identity)
     return sorted(path for path in out.rglob("*") if path.is_file())
 
 

@@ -46,6 +46,7 @@ def command(
     from tisa.analysis.scores import read_scores
     from tisa.analysis.text import read_text
     from tisa.analysis.whole import analyze
+    from tisa.store import alone
 
     check_folder(out)
     given = read_text(text) if text is not None else None
@@ -53,7 +54,7 @@ def command(
     columns = (
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with alone(out), Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
 
         def tell(step: str) -> None:

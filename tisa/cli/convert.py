@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tisa.cli.options import KeywordsOf
-from tisa.store import check_new_folder
+from tisa.store import alone, check_new_folder
 
 OWN = ("texts", "measured", "score", "progress")
 
@@ -61,7 +61,7 @@ def command(
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True) as bar:
+    with alone(out), Progress(console=console, transient=True) as bar:
         task = bar.add_task("fit", total=None)
         done = convert_folder(
             model, out, texts=texts, measured=report or bool(score), score=function,

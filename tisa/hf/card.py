@@ -1,15 +1,19 @@
-"""What lies beside a saved model for people who do not have this package: code, and a card."""
+"""What lies beside a saved model: code and a card for people without this package, and a seal."""
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+import tisa
 from tisa.hf import core
+from tisa.store import CODE, MANIFEST, seal_folder
 
+KIND = "converted model"
 # The name of the copy of `core` beside a model, which its config names.
 REMOTE = "modeling_tisa"
 
@@ -95,6 +99,18 @@ def write_remote_code(model: PreTrainedModel, folder: str | os.PathLike[str]) ->
         name: f"{REMOTE}.{name.replace('Auto', 'Tisa', 1)}" for name in auto_classes(model)
     }
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def seal(
+    model: PreTrainedModel, folder: str | os.PathLike[str], patterns: Iterable[str] = ("*", "*/*")
+) -> None:
+    """Write the manifest: of the model's own files, or of all but the card, which people edit."""
+    folder = Path(folder)
+    paths = {path for some in patterns for path in folder.glob(some) if path.is_file()}
+    paths |= {folder / "config.json", folder / f"{REMOTE}.py"}
+    names = {path.relative_to(folder).as_posix() for path in paths} - {"README.md", MANIFEST}
+    told = {"model": model.config.name_or_path, "tisa": model.config.tisa, CODE: tisa.__version__}
+    seal_folder(folder, KIND, told, names)
 
 
 def auto_classes(model: PreTrainedModel) -> list[str]:

@@ -35,6 +35,7 @@ class TisaModel(core.Converted):
         if kwargs.get("is_main_process", True):
             card.write_remote_code(self, save_directory)
             card.write_card(self, save_directory)
+            card.seal(self, save_directory, ("*.safetensors", "*.safetensors.index.json"))
 
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
         from tisa.hf import card

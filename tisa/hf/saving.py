@@ -14,9 +14,11 @@ from transformers import (
     PreTrainedModel,
 )
 
+from tisa.hf.card import KIND, seal
 from tisa.hf.core import model_class as converted_class
 from tisa.hf.registry import LIFTED, register_type
 from tisa.hf.sentence import copy_sentence_files, sentence_folder
+from tisa.store import check_folder
 
 
 def load_stock(name: str) -> tuple[PreTrainedModel, Any]:
@@ -78,6 +80,9 @@ def load(name: str, *, model_class: Any = None, **kwargs: Any) -> PreTrainedMode
         model_class: the class of the model that was converted, where transformers does not have it.
         **kwargs: for `from_pretrained`.
     """
+    if Path(name).is_dir():
+        # A model that somebody else saved has no manifest.
+        check_folder(Path(name), KIND)
     values, _ = PreTrainedConfig.get_config_dict(name)
     described = values.get("tisa")
     if not isinstance(described, dict):
@@ -118,3 +123,4 @@ def save(
     origin = sentence_folder(beside) if beside else None
     if origin is not None:
         copy_sentence_files(origin, out, max_seq_length=LIFTED if unlimited else None)
+    seal(model, out)
