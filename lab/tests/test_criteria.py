@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tisa.positions import METHODS, Method, Position
+from tisa.store import check_folder, read_json
 from tisa_lab import cli
 from tisa_lab.criteria import (
     efficient,
@@ -237,7 +238,8 @@ def test_command(tmp_path, monkeypatch, capsys):
     assert shlex.split(record["command"]) == ["tisa-lab", *arguments]
     assert [row["method"] for row in record["rows"]] == ["t5", "none"]
     assert record["agreement"]["of"] == 6
-    assert record == json.loads((out / "criteria.json").read_text())
+    assert record == read_json(out / "criteria.json", remedy="")
+    assert check_folder(out, "criteria").identity["settings"]["seed"] == 0
     assert (out / "criteria.md").read_text() == markdown(record)
     assert (out / "criteria.png").stat().st_size > 5_000
 

@@ -136,7 +136,13 @@ def test_the_command(tmp_path):
     answer = command.lab(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
     assert answer.exit_code == 0, answer.exception
     assert (tmp_path / "out" / "table3.md").read_text() in answer.stdout
-    assert {p.suffix for p in (tmp_path / "out").iterdir()} == {".md", ".tex", ".csv", ".png"}
+    assert {p.suffix for p in (tmp_path / "out").iterdir()} == {
+        ".md",
+        ".tex",
+        ".csv",
+        ".png",
+        ".json",
+    }
     assert (tmp_path / "out" / "table3.png").stat().st_size > 10_000
     answer = command.lab(["report", str(tmp_path / "runs"), "--json"])
     found = json.loads(answer.stdout)

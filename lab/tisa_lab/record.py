@@ -1,9 +1,12 @@
-"""What every record says about where, when and from what it was made."""
+"""What every record says about where, when and from what it was made, and how it is written."""
 
+import io
+import json
 import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import torch
 
 import tisa
+from tisa import store
 
 ROOT = Path(__file__).parents[2]
 DIRTY = "-dirty"
@@ -30,6 +34,36 @@ def surroundings(command: str, device: torch.device) -> dict[str, Any]:
         "machine": platform.machine(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
+
+
+def code() -> str:
+    """Return the version of the code, for the identity of a run."""
+    return f"tisa {tisa.__version__}, commit {commit()}"
+
+
+def write_record(
+    record: Mapping[str, Any],
+    out: Path,
+    name: str,
+    texts: Mapping[str, str],
+    figure: Any,
+    *,
+    indent: int | None = 1,
+) -> None:
+    """Write NAME.json, the record itself, texts, NAME.png, and the manifest of all of them."""
+    text = json.dumps(store.sealed(record), indent=indent, ensure_ascii=False) + "\n"
+    whole = ("settings", "config", "surroundings")
+    identity = {k: v for k, v in record.items() if k in whole or isinstance(v, str | int | float)}
+    files: dict[str, str | bytes] = {f"{name}.json": text, **texts}
+    files[f"{name}.png"] = picture(figure)
+    store.write_files(out, name, identity | {store.CODE: code()}, files)
+
+
+def picture(figure: Any, *, dpi: int = 130) -> bytes:
+    """Return a figure as PNG."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=dpi, format="png")
+    return drawn.getvalue()
 
 
 def commit() -> str:

@@ -33,7 +33,7 @@ def command(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from tisa.packages import needed
-    from tisa.store import check_new_folder
+    from tisa.store import own_folder
     from tisa_lab.criteria.paper import CRITERIA
     from tisa_lab.criteria.report import write
     from tisa_lab.criteria.sensitivity import variations as others
@@ -44,27 +44,27 @@ def command(
     if out is not None:
         # Before the minute of measuring, not after it.
         needed("matplotlib.figure", "figures", "tisa-lab")
-        check_new_folder(out, own=("criteria.json",))
     settings = Settings(seed=seed, device=device)
     names = ordered(methods)
     shown = command_line()
     columns = (TextColumn("{task.description:46}"), BarColumn(), MofNCompleteColumn(),
                TimeElapsedColumn())  # fmt: skip
-    # On standard error: what is piped on is the result alone.
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        rounds = 1 + len(others(settings)) if variations else 1
-        task = bar.add_task("", total=rounds * len(names) * len(CRITERIA), completed=-1)
-        record = run(
-            settings,
-            names,
-            varied=variations,
-            command=shown,
-            progress=lambda method, criterion: bar.update(
-                task, advance=1, description=f"{method}: {criterion}"
-            ),
-        )
-    if out is not None:
-        write(record, out)
+    with own_folder(out, own=("criteria.json",)):
+        # On standard error: what is piped on is the result alone.
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            rounds = 1 + len(others(settings)) if variations else 1
+            task = bar.add_task("", total=rounds * len(names) * len(CRITERIA), completed=-1)
+            record = run(
+                settings,
+                names,
+                varied=variations,
+                command=shown,
+                progress=lambda method, criterion: bar.update(
+                    task, advance=1, description=f"{method}: {criterion}"
+                ),
+            )
+        if out is not None:
+            write(record, out)
     if as_json:
         print(json.dumps(record, indent=1, ensure_ascii=False))
     else:

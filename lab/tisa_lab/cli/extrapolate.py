@@ -31,7 +31,7 @@ def command(
         **options: What is measured.
     """
     from tisa.packages import needed
-    from tisa.store import check_new_folder
+    from tisa.store import own_folder
     from tisa_lab.extrapolation.measuring import extrapolated
     from tisa_lab.extrapolation.report import markdown, write
     from tisa_lab.record import command_line
@@ -39,11 +39,10 @@ def command(
     if out is not None:
         # Before the minutes of measuring, not after them.
         needed("matplotlib", "figures", "tisa-lab")
-        check_new_folder(out, own=("extrapolation.json",))
-        out.mkdir(parents=True, exist_ok=True)
-    record = extrapolated(runs, command=command_line(), progress=_tell, **options)
-    if out is not None:
-        write(record, out)
+    with own_folder(out, own=("extrapolation.json",)):
+        record = extrapolated(runs, command=command_line(), progress=_tell, **options)
+        if out is not None:
+            write(record, out)
     print(json.dumps(record, ensure_ascii=False, allow_nan=False) if as_json else markdown(record))
 
 

@@ -34,7 +34,7 @@ def command(
         as_json: Print the record.
     """
     from tisa.packages import needed
-    from tisa.store import check_new_folder
+    from tisa.store import own_folder
     from tisa_lab.probes.report import markdown, write
     from tisa_lab.record import command_line
     from tisa_lab.view import view_for
@@ -42,14 +42,13 @@ def command(
     if out is not None:
         # Before the minutes of training, not after them.
         needed("matplotlib", "figures", "tisa-lab")
-        check_new_folder(out, own=("probes.json",))
-        out.mkdir(parents=True, exist_ok=True)
-    with view_for() as view:
-        view.begin(len(set(methods)) * len(set(tasks)), -1, unit="models")
-        record = run_race(
-            config, methods, tasks, device=device, command=command_line(),
-            progress=lambda method, task: view.step(view.done + 1, f"{task}: {method}"),
-        )  # fmt: skip
-    if out is not None:
-        write(record, out)
+    with own_folder(out, own=("probes.json",)):
+        with view_for() as view:
+            view.begin(len(set(methods)) * len(set(tasks)), -1, unit="models")
+            record = run_race(
+                config, methods, tasks, device=device, command=command_line(),
+                progress=lambda method, task: view.step(view.done + 1, f"{task}: {method}"),
+            )  # fmt: skip
+        if out is not None:
+            write(record, out)
     print(json.dumps(record, ensure_ascii=False) if as_json else markdown(record))

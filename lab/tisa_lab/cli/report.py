@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from tisa.store import check_new_folder, new_file, write_text
+from tisa.store import CODE, own_folder, write_files
 from tisa_lab.glue.cell import Record
 from tisa_lab.glue.numbers import summary
 from tisa_lab.glue.report import figure, latex, markdown, table_csv, table_data
+from tisa_lab.record import code, picture
 from tisa_lab.sweep import Records
 
 
@@ -33,23 +34,27 @@ def command(
         score: last: of each run the last evaluation; best: the best one.
         as_json: Print every cell as JSON instead of the table.
     """
-    if out is not None:
-        # Beside the records too.
-        check_new_folder(out, own=("table3.md", "records.jsonl"))
-    records = []
-    for folder in folders:
-        store = Records(folder.parent if folder.name == "records.jsonl" else folder, Record)
-        if not store.path.is_file():
-            raise FileNotFoundError(f"{folder}: no records.jsonl in it; `tisa-lab glue` writes one")
-        records += store.all()
-    parts = summary(records, score=score)
-    text = markdown(parts, records)
-    if out is not None:
-        drawn = figure(parts)
-        for name, content in (("md", text), ("tex", latex(parts)), ("csv", table_csv(parts))):
-            write_text(out / f"table3.{name}", content)
-        with new_file(out / "table3.png") as path:
-            drawn.savefig(path, dpi=150, format="png")
+    # Beside the records too.
+    with own_folder(out, own=("table3.md", "records.jsonl")):
+        records = []
+        for folder in folders:
+            store = Records(folder.parent if folder.name == "records.jsonl" else folder, Record)
+            if not store.path.is_file():
+                raise FileNotFoundError(
+                    f"{folder}: no records.jsonl in it; `tisa-lab glue` writes one"
+                )
+            records += store.all()
+        parts = summary(records, score=score)
+        text = markdown(parts, records)
+        if out is not None:
+            files: dict[str, str | bytes] = {
+                "table3.md": text,
+                "table3.tex": latex(parts),
+                "table3.csv": table_csv(parts),
+                "table3.png": picture(figure(parts), dpi=150),
+            }
+            identity = {"records": len(records), "score": score, CODE: code()}
+            write_files(out, "Table 3", identity, files)
     if as_json:
         found = {"runs": len(records), "score": score, "cells": table_data(parts)}
         print(json.dumps(found, ensure_ascii=False))

@@ -1,13 +1,12 @@
 """The record as Markdown and as a page: the table, where it differs and why, sensitivity."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from tisa import store
 from tisa.pages import page
 from tisa_lab.criteria.measurement import RULES
 from tisa_lab.criteria.paper import CRITERIA
+from tisa_lab.record import write_record
 
 
 def mark(found: bool | None) -> str:
@@ -47,12 +46,8 @@ def write(record: dict[str, Any], out: Path) -> None:
     """Write the record as JSON, Markdown, a figure and a page into a folder."""
     from tisa_lab.criteria.figure import figure_of
 
-    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    store.write_text(out / "criteria.json", text)
-    store.write_text(out / "criteria.md", markdown(record))
-    store.write_text(out / "index.html", page_of(record))
-    with store.new_file(out / "criteria.png") as unfinished:
-        figure_of(record).savefig(unfinished, dpi=130, format="png")
+    texts = {"criteria.md": markdown(record), "index.html": page_of(record)}
+    write_record(record, out, "criteria", texts, figure_of(record))
 
 
 def page_of(record: dict[str, Any]) -> str:

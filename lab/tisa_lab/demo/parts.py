@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tisa import store
+from tisa_lab.demo.settings import AGAIN
 
 KEY = "made_with.json"
 
@@ -15,28 +16,26 @@ class Parts:
 
     def __init__(self, folder: Path, made_with: dict[str, Any], *, fresh: bool = False) -> None:
         self.folder = folder
-        key = json.dumps(made_with, sort_keys=True, ensure_ascii=False)
-        self.begun_anew = folder.is_dir() and (fresh or self._text(KEY) != key)
+        made_with = json.loads(json.dumps(made_with))
+        self.begun_anew = folder.is_dir() and (fresh or self._read(KEY) != made_with)
         if self.begun_anew:
             self._remove()
-        store.write_text(folder / KEY, key)
+        store.write_json(folder / KEY, made_with)
 
     def read(self, chapter: str) -> dict[str, Any] | None:
         """Return what a finished chapter found; None where it is not finished."""
-        text = self._text(f"{chapter}.json")
-        return None if text is None else json.loads(text)
+        return self._read(f"{chapter}.json")
 
     def write(self, chapter: str, found: dict[str, Any]) -> None:
         """Keep what a chapter found."""
-        text = json.dumps(found, ensure_ascii=False, allow_nan=False)
-        store.write_text(self.folder / f"{chapter}.json", text)
+        store.write_json(self.folder / f"{chapter}.json", found, indent=None)
 
-    def _text(self, name: str) -> str | None:
+    def _read(self, name: str) -> dict[str, Any] | None:
         path = self.folder / name
-        return path.read_text(encoding="utf-8") if path.is_file() else None
+        return store.read_json(path, remedy=AGAIN) if path.is_file() else None
 
     def _remove(self) -> None:
-        if self._text(KEY) is None and any(self.folder.iterdir()):
+        if not (self.folder / KEY).is_file() and any(self.folder.iterdir()):
             raise ValueError(
                 f"out must be a folder of the demo's own, got files in {self.folder} that the "
                 "demo did not write; name another folder"

@@ -1,5 +1,6 @@
 """Chapters 3 to 6: positions removed, replaced by fitted kernels, distilled, and read."""
 
+import io
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +16,10 @@ from tisa.hf.default_text import SENTENCES
 from tisa.hf.families import reason_against
 from tisa.hf.report import curves_of
 from tisa.parameters import is_score
+from tisa.store import read_bytes, write_sealed
 from tisa_lab.demo.measuring import Yardstick
 from tisa_lab.demo.sentences import TRAINING
-from tisa_lab.demo.settings import Settings
+from tisa_lab.demo.settings import AGAIN, Settings
 
 REACH = 24
 # A head whose scores differ by less than this hardly tells places apart: odds of e to 1.
@@ -81,7 +83,7 @@ class Replacing:
     def fit(self, progress: Callable[[float], None]) -> dict[str, Any]:
         """Return what comes back with kernels fitted to the model's own heads."""
         fitted = self._converted("fit", lambda at, of: progress(at / of))
-        torch.save(_scores(fitted), self.folder / "fitted.pt")
+        self._keep(fitted, "fitted.pt")
         kernels = sum(p.numel() for n, p in fitted.named_parameters() if "offset_scores" in n)
         vectors = sum(p.numel() for n, p in fitted.named_parameters() if n.endswith(".fold"))
         return self.yardstick.measure(fitted) | {
@@ -104,7 +106,7 @@ class Replacing:
             seed=self.settings.seed, checkpoint=self.folder / "distilling.pt",
             progress=lambda told: progress(told.step / steps),
         )  # fmt: skip
-        torch.save(_scores(student), self.folder / "distilled.pt")
+        self._keep(student, "distilled.pt")
         return self.yardstick.measure(student) | {
             "steps": len(losses),
             "losses": [round(loss, 6) for loss in losses],
@@ -145,10 +147,17 @@ class Replacing:
             num_kernels=self.settings.num_kernels, tokenizer=self.tokenizer, progress=progress,
         ).eval()  # fmt: skip
 
+    def _keep(self, made: PreTrainedModel, name: str) -> None:
+        content = io.BytesIO()
+        torch.save(_scores(made), content)
+        write_sealed(self.folder / name, {"kind": "kernels"}, content.getvalue())
+
     def _with(self, name: str) -> PreTrainedModel:
         """Return the converted model with kernels that an earlier chapter kept."""
         made = self._converted("zero")
-        kept = torch.load(self.folder / name, weights_only=True, map_location=self.settings.device)
+        _, content = read_bytes(self.folder / name, remedy=AGAIN)
+        place = self.settings.device
+        kept = torch.load(io.BytesIO(content), weights_only=True, map_location=place)
         missing, unexpected = made.load_state_dict(kept, strict=False)
         assert not unexpected, unexpected
         assert not any(is_score(key) for key in missing), missing

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from tisa.packages import device_named
 
+# What to do where something that the demo kept is damaged.
+AGAIN = "remove the folder that it lies in to begin anew"
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -4,9 +4,9 @@ It finds masked words in the demo's own sentences and in ones made of its deeds;
 order are all that it has ever seen.
 """
 
-import json
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tisa.hf.default_text import SENTENCES
-from tisa.store import new_folder
+from tisa.store import Damaged, check_folder, new_folder, read_json, seal_folder, write_json
 from tisa_lab.demo.sentences import DEEDS, HELD_OUT, TRAINING
 from tisa_lab.demo.settings import Settings
 
+KIND, MADE_WITH = "small model", "made_with.json"
 LONGEST, MASKED = 48, 0.2
 WHERE = ("", " in the garden", " on the bridge", " before the storm", " after dinner",
          " in the old town", " behind the church", " every summer")  # fmt: skip
@@ -28,15 +29,18 @@ def trained_small_model(
 ) -> Path:
     """Return the folder of the trained model inside `out`; one that is there already is taken."""
     folder, key = out / "small-model", _key(settings)
-    kept = folder / "made_with.json"
-    if kept.is_file() and json.loads(kept.read_text(encoding="utf-8")) == key:
-        return folder
+    # Of before it has no manifest; a damaged one is trained again.
+    with suppress(Damaged, FileNotFoundError):
+        check_folder(folder, KIND)
+        if read_json(folder / MADE_WITH, remedy="") == key:
+            return folder
     tokenizer = _tokenizer()
     model = _trained(tokenizer, settings, progress)
     with new_folder(folder, replace=True) as unfinished:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
-        (unfinished / "made_with.json").write_text(json.dumps(key), encoding="utf-8")
+        write_json(unfinished / MADE_WITH, key)
+        seal_folder(unfinished, KIND, key)
     return folder
 
 

@@ -72,16 +72,14 @@ def tell(
         progress: called often, with where the demo is.
     """
     require()
-    # A file of another's folder may have the name of one of ours.
-    store.check_new_folder(out, own=("parts/made_with.json", "small-model/made_with.json"))
     from tisa_lab.demo.opening import open_model
-    from tisa_lab.demo.page import page_of
     from tisa_lab.demo.parts import Parts
-    from tisa_lab.demo.replacing import given_back
     from tisa_lab.record import surroundings
 
     began = time.perf_counter()
     with (
+        # A file of another's folder may have the name of one of ours.
+        store.own_folder(out, own=("parts/made_with.json", "small-model/made_with.json")),
         _quiet(),
         _one_thread(),
         open_model(
@@ -109,6 +107,16 @@ def tell(
             demo[chapter] = kept["found"]
             demo["seconds"][chapter] = kept["seconds"]
             progress(Told(chapter, CHAPTERS[chapter], 1.0, demo))
+        _write(out, demo, key)
+    return demo
+
+
+def _write(out: Path, demo: dict[str, Any], key: dict[str, Any]) -> None:
+    """Add what follows from all chapters, and write the numbers and the page."""
+    from tisa_lab.demo.page import page_of
+    from tisa_lab.demo.replacing import given_back
+    from tisa_lab.record import code
+
     demo["about"]["seconds"] = round(sum(demo["seconds"].values()), 1)
     demo["given_back"] = {
         name: given_back(
@@ -119,10 +127,9 @@ def tell(
         for name in ("kernels", "distilled")
     }
     maps = demo["positions"].pop("maps")
-    text = json.dumps(demo, indent=1, ensure_ascii=False, allow_nan=False)
-    store.write_text(out / "demo.json", text + "\n")
-    store.write_text(out / "index.html", page_of(demo, maps))
-    return demo
+    text = json.dumps(store.sealed(demo), indent=1, ensure_ascii=False, allow_nan=False)
+    files = {"demo.json": text + "\n", "index.html": page_of(demo, maps)}
+    store.write_files(out, "demo", key | {store.CODE: code()}, files)
 
 
 def _pass_on(progress: Callable[[Told], None], chapter: str, doing: str, share: float) -> None:

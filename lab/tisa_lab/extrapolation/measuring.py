@@ -5,7 +5,6 @@ method cannot do (a table of positions that ends, too little memory) is in the r
 reason.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -18,10 +17,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tisa.packages import device_named
+from tisa.store import read_json
 from tisa.transformer import LanguageModel, load
 from tisa_lab.extrapolation.windows import Mode, Window, long_documents, windows_of
 from tisa_lab.pretrain.batches import uniform
-from tisa_lab.pretrain.checkpoints import MODEL, RECORD, RUN
+from tisa_lab.pretrain.checkpoints import AGAIN, MODEL, RECORD, RUN
 from tisa_lab.pretrain.corpus import Corpus, CorpusNames, head
 from tisa_lab.pretrain.report import label_of
 from tisa_lab.pretrain.text import Split, Vocabulary
@@ -117,7 +117,7 @@ def run_folder(folder: Path) -> tuple[LanguageModel, dict[str, Any], str]:
         raise FileNotFoundError(
             f"{folder}: expected the folder of a finished `tisa-lab pretrain`, got no {RECORD}"
         )
-    record = json.loads((folder / RECORD).read_text())
+    record = read_json(folder / RECORD, remedy=AGAIN)
     if "diverged" in record:
         raise ValueError(
             f"{folder}: expected a trained model, got a run whose loss became no number at step "
@@ -126,7 +126,7 @@ def run_folder(folder: Path) -> tuple[LanguageModel, dict[str, Any], str]:
     model = load(folder / MODEL)
     if not isinstance(model, LanguageModel):
         raise ValueError(f"{folder / MODEL}: expected a language model, got a transformer alone")
-    return model, record["config"], json.loads((folder / RUN).read_text())["tokenizer"]
+    return model, record["config"], read_json(folder / RUN, remedy=AGAIN)["tokenizer"]
 
 
 def _alike(

@@ -1,6 +1,5 @@
 """A record of `tisa-lab extrapolate` as tables, a figure and files; several records as one."""
 
-import json
 import math
 import statistics
 from itertools import pairwise
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tisa.packages import needed
-from tisa.store import write_text
+from tisa_lab.record import write_record
 
 TITLES = {"whole": "Without overlap", "sliding": "Sliding windows"}
 
@@ -17,11 +16,8 @@ def write(record: dict[str, Any], out: Path) -> None:
     """Write the record, its tables, its figure and the page of all of them into a folder."""
     from tisa_lab.extrapolation.page import page_of
 
-    text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
-    write_text(out / "extrapolation.json", text)
-    write_text(out / "extrapolation.md", markdown(record))
-    write_text(out / "index.html", page_of(record))
-    figure(record).savefig(out / "extrapolation.png", dpi=130)
+    texts = {"extrapolation.md": markdown(record), "index.html": page_of(record)}
+    write_record(record, out, "extrapolation", texts, figure(record), indent=None)
 
 
 def together(records: list[dict[str, Any]]) -> dict[str, Any]:

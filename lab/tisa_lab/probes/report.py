@@ -1,21 +1,17 @@
 """The answers of the race as tables, a figure and files: lengths, methods, tasks."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tisa.packages import needed
-from tisa.store import write_text
+from tisa_lab.record import write_record
 
 CHANCE = {"order": 1 / 2}
 
 
 def write(record: dict[str, Any], out: Path) -> None:
     """Write the record, its tables and its figure into a folder."""
-    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    write_text(out / "probes.json", text)
-    write_text(out / "probes.md", markdown(record))
-    figure(record).savefig(out / "probes.png", dpi=130)
+    write_record(record, out, "probes", {"probes.md": markdown(record)}, figure(record))
 
 
 def markdown(record: dict[str, Any]) -> str:
