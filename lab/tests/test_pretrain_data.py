@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from little_corpus import text
+from tisa import store
 from tisa_lab.pretrain.batches import (
     ALONE,
     BEGINNING,
@@ -296,3 +297,36 @@ def test_labels_of_a_causal_model_are_the_next_token_of_the_same_piece(corpus_fi
 def test_the_folder_of_this_file_is_no_corpus():
     with pytest.raises(IsADirectoryError):
         check(Source((str(Path(__file__).parent),)))
+
+
+def _opens(folder):
+    try:
+        PreparedCorpus(folder)
+    except ValueError as refused:
+        return str(refused)
+    return ""
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_no_other_byte_of_the_format_skips_the_manifest(corpus_file, tmp_path, sealed):
+    folder = tmp_path / "prepared"
+    prepare(Source((str(corpus_file),)), Bytes(), folder)
+    about = folder / "corpus.json"
+    if not sealed:
+        # As it was before it had a seal of its own.
+        values = store.read_json(about, remedy="")
+        about.write_text(json.dumps(values))
+        manifest = store.manifest_of(folder)
+        store.seal_folder(folder, manifest.kind, manifest.identity)
+    whole = about.read_bytes()
+    place = whole.index(b'"format": 2') + len(b'"format": ')
+    assert _opens(folder) == ""
+    for byte in set(range(256)) - {ord("2")}:
+        about.write_bytes(whole[:place] + bytes([byte]) + whole[place + 1 :])
+        refused = _opens(folder)
+        assert refused, byte
+        # And where the manifest is lost too.
+        (folder / "manifest.json").rename(tmp_path / "elsewhere")
+        alone = _opens(folder)
+        (tmp_path / "elsewhere").rename(folder / "manifest.json")
+        assert alone or (byte == ord("1") and not sealed), byte

@@ -386,6 +386,57 @@ def test_a_corpus_is_known_by_what_is_in_it(tmp_path):
     assert fingerprint("b", "some words\n\nand others\n", split="line") != first
 
 
+def test_a_corpus_that_was_changed_in_its_middle_is_another(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_text(text(documents=14_000))
+
+    def opened():
+        return StreamedCorpus(Source((str(path),)), Bytes())
+
+    config, first = PretrainConfig(**SIZES), opened()
+    identity = training.identity_of(config, first, None, SETTINGS)
+    checkpoints.write_run(tmp_path / "run", identity)
+    content = path.read_bytes()
+    middle = len(content) // 2
+    path.write_bytes(content[:middle] + b"#" + content[middle + 1 :])
+    # What runs of before are known by does not see it.
+    assert opened().fingerprint == first.fingerprint
+    with pytest.raises(ValueError, match=r"another run \(another corpus_sha256\)"):
+        run(config, opened(), tmp_path / "run", settings=SETTINGS)
+    # Of a run of before nobody knows more.
+    checkpoints.write_run(
+        tmp_path / "run", {k: v for k, v in identity.items() if "sha256" not in k}
+    )
+    checkpoints.check_run(tmp_path / "run", training.identity_of(config, opened(), None, SETTINGS))
+
+
+def test_another_version_of_the_code_goes_on_and_says_so(corpus, tmp_path, monkeypatch):
+    class Said(Silent):
+        def say(self, line, *, wrong=False):
+            lines.append(line)
+
+    lines = []
+    config, stopped = PretrainConfig(**SIZES), iter([False] * 5 + [True])
+    monkeypatch.setattr(training, "code", lambda: "version 1")
+    run(config, corpus, tmp_path, settings=SETTINGS, stop=lambda: next(stopped), view=Said())
+    assert not any("trained with" in line for line in lines)
+    monkeypatch.setattr(training, "code", lambda: "version 2")
+    record = run(config, corpus, tmp_path, settings=SETTINGS, view=Said())
+    assert record["code"] == ["version 1", "version 2"]
+    (told,) = [line for line in lines if "trained with" in line]
+    assert told.startswith("it was trained with version 1 so far, and goes on with version 2")
+
+
+def test_a_checkpoint_that_could_not_be_proved_ends_the_run(corpus, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints.store, "seal_folder", full)
+    with pytest.raises(OSError, match=r"step-00000004: could not be written"):
+        run(PretrainConfig(**SIZES), corpus, tmp_path, settings=SETTINGS)
+    assert checkpoints.all_of(tmp_path) == []
+
+
 def test_a_run_takes_nothing_over_from_the_one_before(corpus, tmp_path):
     config = PretrainConfig(**SIZES)
     for name, bf16 in (("plain", False), ("half", True), ("again", False)):

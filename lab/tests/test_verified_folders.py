@@ -13,6 +13,7 @@ from little_corpus import SMALL, text
 from little_glue import make_data, make_model, sentence
 from tisa import store
 from tisa.store.verification import verified
+from tisa_lab.pretrain import checkpoints
 
 # Words of the commands, in the order in which they need each other; of each folder what is in it.
 PROBES = "--length 12 --factors 1 --steps 2 --hidden-size 8 --asked 4 --batch-size 4"
@@ -33,8 +34,8 @@ COMMANDS = {
 }
 KINDS = {
     "corpus": {"prepared corpus"},
-    "run": {"pretraining checkpoint", "run", "record", "transformer"},
-    "grid": {"records", "run", "record", "transformer"},
+    "run": {"pretraining checkpoint", "run", "pretrain", "transformer"},
+    "grid": {"records", "run", "pretrain", "transformer"},
     "glue": {"records", "tensors"},
     "report": {"Table 3"},
     "criteria": {"criteria"},
@@ -136,7 +137,8 @@ def test_every_lost_file_is_seen(place, name):
 
 
 @pytest.mark.parametrize("name", [n for n in COMMANDS if n not in ("glue", "grid")])
-def test_a_second_writer_is_refused_and_told_who_is_the_first(place, name, tmp_path):
+def test_a_second_writer_is_refused_and_told_who_is_the_first(place, name, monkeypatch):
+    monkeypatch.setattr(checkpoints, "PATIENCE", 0.0)
     held, may_end, out = threading.Event(), threading.Event(), place.path / f"held-{name}"
     inside = name in ("run", "report", "criteria", "probes", "extrapolate", "demo")
 

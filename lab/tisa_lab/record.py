@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def surroundings(command: str, device: torch.device) -> dict[str, Any]:
     }
 
 
+@cache
 def code() -> str:
     """Return the version of the code, for the identity of a run."""
     return f"tisa {tisa.__version__}, commit {commit()}"

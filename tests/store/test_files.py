@@ -237,7 +237,7 @@ def test_a_folder_that_is_written_into_has_one_writer(tmp_path):
     may_end.set()
     first.join()
     assert os.listdir(path) == ["a"]
-    with store.own_folder(path, own=("a",)), store.own_folder(path, own=("a",)):
+    with store.own_folder(path, own=("a",)):
         assert (path / "a").read_text() == "first"
     with pytest.raises(FileExistsError, match=r"not empty"), store.own_folder(path, own=("b",)):
         pass

@@ -19,6 +19,7 @@ import torch
 from tisa.offsets import offset_range, sum_diagonals
 from tisa.packages import needed
 from tisa.shapes import Bool, Float, Int, Tensor
+from tisa.store import told
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class TextCurves:
 def read_text(path: Path) -> str:
     """Return the file's text."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with told(path, reading=True):
+            text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ValueError(f"text: expected UTF-8 text, got something else in {path}") from None
     if not text.strip():

@@ -17,10 +17,11 @@ from torch import nn
 from torch.nn.functional import cosine_similarity, kl_div, log_softmax
 from transformers import PreTrainedModel
 
+import tisa
 from tisa.hf.calibration import Batch, Tokens, batches_of, inner, load_tokenizer, tokens_of
 from tisa.parameters import is_score
 from tisa.shapes import Tensor
-from tisa.store import Damaged, read_bytes, tensors_digest, write_sealed
+from tisa.store import CODE, Damaged, read_bytes, tensors_digest, write_sealed
 
 # Of an input's tokens, for models with an MLM head.
 MASKED, MASKED_WEIGHT = 0.15, 10.0
@@ -230,7 +231,8 @@ class _State:
         torch.save(kept, content)
         if self.path.exists():
             os.replace(self.path, self.before)
-        write_sealed(self.path, {"kind": KIND, "identity": self.identity}, content.getvalue())
+        about = {"kind": KIND, "identity": self.identity, CODE: tisa.__version__}
+        write_sealed(self.path, about, content.getvalue())
 
     @property
     def before(self) -> Path:
@@ -251,6 +253,12 @@ class _State:
             raise ValueError(
                 f"distil: checkpoint {self.path} is of another model, other texts or another seed; "
                 "name another file"
+            )
+        if about.get(CODE, tisa.__version__) != tisa.__version__:
+            warnings.warn(
+                f"{self.path}: begun with tisa {about[CODE]}, goes on with {tisa.__version__}; its "
+                "numbers may differ from those of one version",
+                stacklevel=4,
             )
         try:
             # Without a seal it was written by an earlier version.

@@ -24,8 +24,8 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.E
 NATIVE = re.compile(r"os error (\d+)|StreamWriter failed|write failed|unexpected pos")
 # In a folder that somebody writes into, and who that is.
 LOCK, HOLDER = ".lock", ".held-by"
-# Locks that this process has, by thread: one is not kept out by oneself.
-_MINE: set[tuple[str, int]] = set()
+# Places that are held, and the thread that does.
+_MINE: set[tuple[Path, int]] = set()
 
 
 class Refused(OSError):  # noqa: N818
@@ -87,11 +87,22 @@ def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def alone(path: str | Path) -> Iterator[None]:
-    """Keep other processes from making a folder of that name; the lock lies beside it."""
+    """Keep other processes from making a folder of that name; the lock lies beside it.
+
+    Inside of it `new_folder` makes that folder: what is asked for again is had.
+    """
     path = Path(path).absolute()
+    mine = path, threading.get_ident()
+    if mine in _MINE:
+        yield
+        return
     make_folder(path.parent)
     with only_writer(path.with_name(f".{path.name}{LOCK}"), path, kept=False):
-        yield
+        _MINE.add(mine)
+        try:
+            yield
+        finally:
+            _MINE.discard(mine)
 
 
 @contextmanager
@@ -249,8 +260,6 @@ def only_writer(
 ) -> Iterator[None]:
     """Keep other processes from writing at a place; say who does where one does already.
 
-    Asked for again while it is held, it is had.
-
     Args:
         lock: the file that is locked; the holder's name stands beside it.
         place: what is written, for the message.
@@ -259,20 +268,14 @@ def only_writer(
     """
     end = time.monotonic() + patience
     holder = lock.with_name(f"{lock.name}{HOLDER}")
-    mine = str(lock.absolute()), threading.get_ident()
-    if mine in _MINE:
-        yield
-        return
     while True:
         with locked(lock, wait=False) as had:
             if had:
-                _MINE.add(mine)
                 try:
                     with told(place):
                         holder.write_text(f"process {os.getpid()} on {platform.node()}")
                     yield
                 finally:
-                    _MINE.discard(mine)
                     if not kept:
                         # While it is still held: whoever opens the name now makes a new file.
                         for path in (holder, lock):

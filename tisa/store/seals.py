@@ -270,8 +270,9 @@ def check_folder(
     if found.kind != kind:
         raise Damaged(f"{folder}: expected a {kind}, got a {found.kind}; {remedy}")
     if identity is not None:
-        names = {*found.identity, *identity} - {CODE}
-        other = sorted(k for k in names if found.identity.get(k) != identity.get(k))
+        # What an earlier version did not know of a run is not compared.
+        names = found.identity.keys() - {CODE}
+        other = sorted(k for k in names if found.identity[k] != identity.get(k))
         if other:
             raise Damaged(f"{folder}: is of another run (other {', '.join(other)}); {remedy}")
     damages = list(damages_of(folder, found))

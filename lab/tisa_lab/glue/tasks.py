@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from tisa.packages import needed
+from tisa.store import told
 
 # The name under which the hub has the data.
 HUB = "nyu-mll/glue"
@@ -268,7 +269,8 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and the fields of each line that is not blank."""
     try:
         # Fields hold bare quotation marks, and no line break but the row's own.
-        text = path.read_bytes().decode("utf-8-sig")
+        with told(path, reading=True):
+            text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as wrong:
         raise ValueError(
             f"{path}: expected UTF-8, got the byte 0x{wrong.object[wrong.start]:02x} at place "

@@ -6,7 +6,6 @@ The record is written last: with it the run is finished.
 
 import hashlib
 import io
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from safetensors import SafetensorError
 
 from tisa import store
 from tisa.transformer import LanguageModel
+from tisa.transformer.saving import KIND as TRANSFORMER
 from tisa.transformer.saving import save
 from tisa_lab.pretrain.model import curves, position_table
 
@@ -59,10 +59,11 @@ def differences(there: dict[str, Any], identity: dict[str, Any]) -> list[str]:
         for name, value in identity["config"].items()
         if config.get(name) != value
     ]
+    # What an earlier version did not know of a run is not compared.
     return other + [
         f"another {name}"
-        for name in identity
-        if name != "config" and there.get(name) != identity[name]
+        for name in sorted(identity.keys() & there.keys() - {"config", store.CODE})
+        if there[name] != identity[name]
     ]
 
 
@@ -97,7 +98,7 @@ def latest(out: Path, identity: dict[str, Any], say: Callable[[str], None]) -> P
         try:
             # One that was written before there were manifests has none, and no format.
             manifest = store.check_folder(checkpoint, KIND, identity=identity, remedy="left aside")
-            if manifest is None and "format" in json.loads((checkpoint / STATE).read_text()):
+            if manifest is None and "format" in store.read_json(checkpoint / STATE, remedy=AGAIN):
                 raise store.Damaged(f"{checkpoint}: its {store.MANIFEST} is missing; left aside")
         except (OSError, ValueError) as damaged:
             say(str(damaged))
@@ -114,7 +115,7 @@ def latest(out: Path, identity: dict[str, Any], say: Callable[[str], None]) -> P
 def load(accelerator: Any, checkpoint: Path) -> tuple[dict[str, Any], npt.NDArray[np.float64]]:
     """Give weights and optimiser the values of a checkpoint; return its state and its losses."""
     try:
-        state = json.loads((checkpoint / STATE).read_text())
+        state = store.read_json(checkpoint / STATE, remedy=AGAIN)
         losses: npt.NDArray[np.float64] = np.load(checkpoint / LOSSES)
         accelerator.load_state(str(checkpoint))
     except torch.OutOfMemoryError:
@@ -136,8 +137,11 @@ def write(
     identity: dict[str, Any],
     state: dict[str, Any],
     losses: npt.NDArray[np.float64],
-) -> Path:
-    """Return the new checkpoint, which all processes have written together."""
+) -> Callable[[], None]:
+    """Write a checkpoint, all processes together; return what proves it and gives it its name.
+
+    That touches nothing but files: a run goes on while it is done.
+    """
     place = folder_of(out) / f"step-{state['step']:08d}"
     unfinished = place.with_name(f".{place.name}.unfinished")
     if accelerator.is_main_process:
@@ -150,13 +154,16 @@ def write(
     if accelerator.is_main_process:
         with store.told(place):
             np.save(unfinished / LOSSES, losses)
-            (unfinished / STATE).write_text(json.dumps({"format": FORMAT, **state}))
+            store.write_json(unfinished / STATE, {"format": FORMAT, **state})
+
+    def finish() -> None:
+        with store.told(place):
             store.seal_folder(unfinished, KIND, identity)
             store.finish_folder(unfinished, place)
         for old in (*all_of(out)[KEPT:], *folder_of(out).glob(".*.unfinished")):
             shutil.rmtree(old, ignore_errors=True)
-    accelerator.wait_for_everyone()
-    return place
+
+    return finish if accelerator.is_main_process else lambda: None
 
 
 def write_outcome(
@@ -178,8 +185,12 @@ def write_outcome(
             # The prefixes are those of torch.compile and of `WithLoss`.
             names = {name: name.removeprefix("_orig_mod.").removeprefix("model.") for name in state}
             own.load_state_dict({names[name]: value.cpu() for name, value in state.items()})
-            save(own, out / MODEL)
-            save_tokenizer(out / MODEL)
+            with store.new_folder(out / MODEL, replace=True) as unfinished:
+                save(own, unfinished)
+                save_tokenizer(unfinished)
+                told = {name: record[name] for name in ("config", "corpus", store.CODE)}
+                # Again, with the tokenizer.
+                store.seal_folder(unfinished, TRANSFORMER, {"model": "LanguageModel", **told})
             table = position_table(own)
             if table is not None:
                 kept[TABLE] = table.half().numpy()

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -28,11 +29,13 @@ from tisa_lab.pretrain.text import (
     documents,
     tokenizer_of,
 )
+from tisa_lab.record import code
 
 AGAIN = "prepare it again"
 TOKENS, ENDS, ABOUT, TOKENIZER = "tokens.bin", "documents.npy", "corpus.json", "tokenizer"
-# 1 had no manifest.
 FORMAT, KIND = 2, "prepared corpus"
+# The format that had no manifest: no other is taken without one.
+UNSEALED = 1
 STREAMED_CHUNK, PREPARED_CHUNK = 2**22, 2**25
 
 
@@ -62,6 +65,11 @@ class Corpus(Protocol):
     vocabulary: Vocabulary
     fingerprint: str
 
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of all of it."""
+        ...
+
     def chunks(self, place: Place) -> Iterator[Chunk]:
         """Return the chunks from that place on; after the last document comes the first again."""
         ...
@@ -80,6 +88,11 @@ class StreamedCorpus:
         self.fingerprint = _fingerprint(
             [about, self.vocabulary.fingerprint, chunk_tokens], map(Path, source.files)
         )
+
+    @cached_property
+    def sha256(self) -> str:
+        """The SHA-256 of all files: a second for two GB."""
+        return _sums(map(Path, self.source.files))
 
     def chunks(self, place: Place) -> Iterator[Chunk]:
         """Return the chunks from that place on."""
@@ -114,10 +127,11 @@ class PreparedCorpus:
 
     def __init__(self, folder: Path, *, chunk_tokens: int = PREPARED_CHUNK) -> None:
         try:
-            about = json.loads((folder / ABOUT).read_text())
+            about = store.read_json(folder / ABOUT, remedy=AGAIN)
             self.vocabulary = Vocabulary.from_dict(about["vocabulary"])
             dtype, tokens = np.dtype(about["dtype"]), int(about["tokens"])
-            if about["format"] > 1 and store.check_folder(folder, KIND, remedy=AGAIN) is None:
+            manifest = store.check_folder(folder, KIND, remedy=AGAIN)
+            if manifest is None and about["format"] != UNSEALED:
                 raise store.Damaged(f"{folder}: its {store.MANIFEST} is missing; {AGAIN}")
         except store.Damaged:
             raise
@@ -128,13 +142,19 @@ class PreparedCorpus:
         size = os.path.getsize(folder / TOKENS)
         self.ends: npt.NDArray[np.int64] = np.load(folder / ENDS)
         whole = size == tokens * dtype.itemsize and self.ends.size and self.ends[-1] == tokens
-        if about["format"] > FORMAT or not whole:
+        if about["format"] not in (UNSEALED, FORMAT) or not whole:
             raise ValueError(
                 f"{folder}: expected {tokens:,} tokens in format {FORMAT} or below, got {size:,} "
                 f"bytes in format {about['format']}; {AGAIN}"
             )
         self.folder, self.chunk_tokens = folder, chunk_tokens
         self.fingerprint = _fingerprint([about, chunk_tokens], [folder / TOKENS])
+        parts = [folder / TOKENS, folder / ENDS]
+        self.sha256 = (
+            _sums(parts)
+            if manifest is None
+            else _joined_sums(manifest.files[path.name]["sha256"] for path in parts)
+        )
         self.tokens: npt.NDArray[np.unsignedinteger] = np.memmap(
             folder / TOKENS, dtype, "r", shape=(tokens,)
         )
@@ -157,7 +177,7 @@ class PreparedCorpus:
 def _fingerprint(about: Any, files: Iterable[Path]) -> str:
     """Return the same for the same description and files, wherever they lie.
 
-    A file is its size and its ends: to read the whole of a large one takes longer than to train.
+    A file is its size and its ends: what runs of before are known by. `sha256` is of all of it.
     """
     found = hashlib.sha256(json.dumps(about).encode())
     for path in files:
@@ -168,6 +188,19 @@ def _fingerprint(about: Any, files: Iterable[Path]) -> str:
                 file.seek(place)
                 found.update(file.read(2**16))
     return found.hexdigest()[:16]
+
+
+def _sums(paths: Iterable[Path]) -> str:
+    """Return the SHA-256 of files, one after the other."""
+    sums = []
+    for path in paths:
+        with store.told(path, reading=True), path.open("rb") as file:
+            sums.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return _joined_sums(sums)
+
+
+def _joined_sums(sums: Iterable[str]) -> str:
+    return hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
 def joined(
@@ -242,8 +275,10 @@ def _write(
         "min_tokens": min_tokens,
         "max_tokens": max_tokens,
     }
-    store.write_text(folder / ABOUT, json.dumps(about, indent=1) + "\n")
-    store.seal_folder(folder, KIND, {"files": about["files"], "dataset": about["dataset"]})
+    store.write_json(folder / ABOUT, about)
+    told = {name: about[name] for name in ("files", "dataset", "min_tokens", "max_tokens")}
+    made_with = {"tokenizer": vocabulary.fingerprint, store.CODE: code()}
+    store.seal_folder(folder, KIND, told | made_with)
 
 
 def _some(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tisa.packages import needed
-from tisa.store import Lines, read_json
+from tisa.store import Lines, read_json, write_bytes
 from tisa.store.seals import line
+from tisa_lab.record import picture
 
 # Of a run whose record is damaged.
 REMEDY = "remove it, and start the run again: it goes on from its last checkpoint"
@@ -315,7 +316,7 @@ def write_figures(groups: Sequence[Group], folder: Path, out: Path) -> list[Path
     written = []
     for name, figure in found.items():
         written.append(out / f"{name}.png")
-        figure.savefig(written[-1], dpi=110)
+        write_bytes(written[-1], picture(figure, dpi=110))
     return written
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from tisa.packages import needed
-from tisa.store import write_text
+from tisa.store import told, write_text
 
 FILE = "tokenizer.tisa.json"
 Split = Literal["blank", "line", "file"]
@@ -103,11 +103,12 @@ def _nonempty(lines: list[str]) -> Iterator[str]:
 def _decoded(path: Path, file: Iterable[bytes]) -> Iterator[str]:
     read = 0
     try:
-        for line in file:
-            if b"\0" in line:
-                raise ValueError(f"{path}: expected text, got a NUL byte after byte {read:,}")
-            yield line.decode("utf-8-sig" if read == 0 else "utf-8")
-            read += len(line)
+        with told(path, reading=True):
+            for line in file:
+                if b"\0" in line:
+                    raise ValueError(f"{path}: expected text, got a NUL byte after byte {read:,}")
+                yield line.decode("utf-8-sig" if read == 0 else "utf-8")
+                read += len(line)
     except UnicodeDecodeError as wrong:
         raise ValueError(
             f"{path}: expected text in UTF-8, got {wrong.object[wrong.start : wrong.end]!r} after "
@@ -233,7 +234,8 @@ class SentencePiece:
     def __init__(self, path: Path) -> None:
         sentencepiece = needed("sentencepiece", f"{path}", "tisa-lab")
         self.path = path
-        content = path.read_bytes()
+        with told(path, reading=True):
+            content = path.read_bytes()
         try:
             self.model = sentencepiece.SentencePieceProcessor(model_proto=content)
         except (RuntimeError, OSError) as wrong:

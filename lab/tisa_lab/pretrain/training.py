@@ -11,6 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tisa.store import CODE
 from tisa_lab.pretrain import checkpoints
 from tisa_lab.pretrain.batches import (
     BEGINNING,
@@ -48,7 +50,7 @@ from tisa_lab.pretrain.model import (
     precision_of,
     step_flops,
 )
-from tisa_lab.record import surroundings
+from tisa_lab.record import code, surroundings
 from tisa_lab.view import Silent, spoken
 
 DEFAULTS, SILENT = RunSettings(), Silent()
@@ -113,6 +115,8 @@ def run(
         except RuntimeError as wrong:
             step, last = training.progress.step, next(iter(checkpoints.all_of(out)), None)
             raise lost_process(wrong, step, last, training.share) from wrong
+        finally:
+            training.settle()
         record = training.record(identity, command) | diverged
         checkpoints.write_outcome(
             accelerator, training.prepared, training.model, record, training.losses, out,
@@ -133,9 +137,12 @@ def identity_of(
     return {
         "config": config.to_dict(),
         "corpus": corpus.fingerprint,
+        "corpus_sha256": corpus.sha256,
         "tokenizer": corpus.vocabulary.fingerprint,
         "validation": None if valid is None else [valid.fingerprint, settings.valid_tokens],
+        "validation_sha256": None if valid is None else valid.sha256,
         "precision": precision_of(settings),
+        CODE: code(),
     }
 
 
@@ -147,6 +154,8 @@ class Progress:
     reading: Reading = BEGINNING
     seconds: float = 0.0
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    # The versions that it was trained with, one after the other.
+    code: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Progress":
@@ -188,6 +197,8 @@ class Training:
         # The same weights, not compiled: for the few forward passes of an evaluation.
         self.plain = accelerator.unwrap_model(self.prepared, keep_torch_compile=False)
         self.progress, self.losses = Progress(), []
+        self._beside = ThreadPoolExecutor(1)
+        self._finishing: Future[None] | None = None
         # One process proves it; all begin at the same.
         warn = partial(view.say, wrong=True)
         found = from_main(accelerator, lambda: checkpoints.latest(out, identity, warn))
@@ -195,6 +206,7 @@ class Training:
             state, losses = checkpoints.load(accelerator, found)
             self.progress, self.losses = Progress.of(state), losses.tolist()
             view.say(f"goes on from {found}")
+        self._note_code(identity[CODE])
         view.begin(config.steps, self.progress.step)
         self.held_out: list[Batch] = []
         if valid is not None:
@@ -208,6 +220,17 @@ class Training:
         self._times: list[tuple[float, int, float]] = []
         self._since: float | None = None
         self._work = (0, 0.0)
+
+    def _note_code(self, now: str) -> None:
+        """Keep the version of the code; say where it is another one than before."""
+        before = self.progress.code[-1:]
+        if before != [now]:
+            if before:
+                told = (
+                    f"it was trained with {before[0]} so far, and goes on with {now}: its numbers"
+                )
+                self.view.say(f"{told} may differ from those of one version", wrong=True)
+            self.progress.code.append(now)
 
     def train(self, stop: Callable[[], bool]) -> bool:
         """Return whether the run is finished; if it was told to stop, a checkpoint is written."""
@@ -326,10 +349,18 @@ class Training:
         self.progress.evaluations.append(seen | {"position": observed(self.plain.model)})
 
     def save(self) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint; the run goes on while it is proved."""
         self.fetch()
-        state = asdict(self.progress)
-        checkpoints.write(self.accelerator, self.out, self.identity, state, np.array(self.losses))
+        self.settle()
+        state, losses = asdict(self.progress), np.array(self.losses)
+        finish = checkpoints.write(self.accelerator, self.out, self.identity, state, losses)
+        self._finishing = self._beside.submit(finish)
+
+    def settle(self) -> None:
+        """Wait until the checkpoint that was written last has its name; raise what was wrong."""
+        finishing, self._finishing = self._finishing, None
+        if finishing is not None:
+            finishing.result()
 
     def tell(self) -> None:
         """Tell loss and speed to whoever watches."""
@@ -373,7 +404,8 @@ class Training:
             "kind": "pretrain",
             "config": self.config.to_dict(),
             "tokenizer": self.corpus.vocabulary.name,
-            **{name: identity[name] for name in ("corpus", "validation", "precision")},
+            **{k: v for k, v in identity.items() if k not in ("config", "tokenizer", CODE)},
+            CODE: self.progress.code,
             "tokens": self.config.steps * self.config.batch_tokens,
             "parameters": self.counts,
             # Pairs of a step and the mean loss of the steps up to it.
