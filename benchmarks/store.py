@@ -136,13 +136,21 @@ def checkpoint_of(place: Path, rounds: int) -> dict[str, Any]:
     accelerator.prepare(whole, optimizer)[1].step()
     losses = np.zeros(500)
 
+    writer = checkpoints.Writer(accelerator, place, {"seed": 0})
+
     def ours() -> None:
-        checkpoints.write(accelerator, place, {"seed": 0}, {"step": 500}, losses)
+        writer.write(checkpoints.Progress(step=500), losses)
+
+    def settled() -> None:
+        ours()
+        writer.settle()
 
     def theirs() -> None:
         accelerator.save_state(str(place / "accelerate"), safe_serialization=True)
 
-    found: dict[str, Any] = timed({"accelerate": theirs, "run": ours}, rounds, lambda: None)
+    found: dict[str, Any] = timed(
+        {"accelerate": theirs, "waited for": ours, "run": settled}, rounds, writer.settle
+    )
     folder = checkpoints.folder_of(place) / "step-00000500"
     found["bytes"] = sum(path.stat().st_size for path in folder.iterdir())
     found["steps"] = RunSettings().checkpoint_every

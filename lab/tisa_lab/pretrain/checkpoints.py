@@ -9,7 +9,9 @@ import io
 import re
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -23,6 +25,8 @@ from tisa import store
 from tisa.transformer import LanguageModel
 from tisa.transformer.saving import KIND as TRANSFORMER
 from tisa.transformer.saving import save
+from tisa_lab.pretrain.batches import BEGINNING, Reading
+from tisa_lab.pretrain.corpus import Place
 from tisa_lab.pretrain.model import curves, position_table
 
 RUN, RECORD, LOSSES, TABLE, MODEL = "run.json", "record.json", "losses.npy", "table.npy", "model"
@@ -32,6 +36,34 @@ KIND, FORMAT = "pretraining checkpoint", 2
 # A process that makes batches outlives a killed trainer for some seconds, and has its locks.
 PATIENCE = 12.0
 AGAIN = "remove it, and start the run again"
+
+
+@dataclass
+class Progress:
+    """How far a run is: everything that a checkpoint holds beside weights and optimiser."""
+
+    step: int = 0
+    reading: Reading = BEGINNING
+    seconds: float = 0.0
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    # The versions that it was trained with, one after the other.
+    code: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> "Progress":
+        """Return the progress of a checkpoint."""
+        place = Place(**state["reading"]["place"])
+        return cls(**{**state, "reading": Reading(place, state["reading"]["used"])})
+
+    def note(self, code: str, say: Callable[[str], None]) -> None:
+        """Keep the version of the code; say where it is another one than before."""
+        before = self.code[-1:]
+        if before == [code]:
+            return
+        if before:
+            told = f"it was trained with {before[0]} so far, and goes on with {code}"
+            say(f"{told}: its numbers may differ from those of one version")
+        self.code.append(code)
 
 
 def held(out: Path) -> AbstractContextManager[None]:
@@ -112,8 +144,8 @@ def latest(out: Path, identity: dict[str, Any], say: Callable[[str], None]) -> P
     return None
 
 
-def load(accelerator: Any, checkpoint: Path) -> tuple[dict[str, Any], npt.NDArray[np.float64]]:
-    """Give weights and optimiser the values of a checkpoint; return its state and its losses."""
+def load(accelerator: Any, checkpoint: Path) -> tuple[Progress, npt.NDArray[np.float64]]:
+    """Give weights and optimiser the values of a checkpoint; return its progress and its losses."""
     try:
         state = store.read_json(checkpoint / STATE, remedy=AGAIN)
         losses: npt.NDArray[np.float64] = np.load(checkpoint / LOSSES)
@@ -128,42 +160,48 @@ def load(accelerator: Any, checkpoint: Path) -> tuple[dict[str, Any], npt.NDArra
             "folder to go on from the one before it"
         ) from wrong
     state.pop("format", None)
-    return state, losses
+    return Progress.of(state), losses
 
 
-def write(
-    accelerator: Any,
-    out: Path,
-    identity: dict[str, Any],
-    state: dict[str, Any],
-    losses: npt.NDArray[np.float64],
-) -> Callable[[], None]:
-    """Write a checkpoint, all processes together; return what proves it and gives it its name.
+class Writer:
+    """Writes checkpoints, all processes together; a run goes on while one is proved and flushed."""
 
-    That touches nothing but files: a run goes on while it is done.
-    """
-    place = folder_of(out) / f"step-{state['step']:08d}"
-    unfinished = place.with_name(f".{place.name}.unfinished")
-    if accelerator.is_main_process:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        store.make_folder(unfinished)
-    accelerator.wait_for_everyone()
-    with store.told(place):
-        accelerator.save_state(str(unfinished), safe_serialization=True)
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
+    def __init__(self, accelerator: Any, out: Path, identity: dict[str, Any]) -> None:
+        self.accelerator, self.out, self.identity = accelerator, out, identity
+        self._beside = ThreadPoolExecutor(1)
+        self._finishing: Future[None] | None = None
+
+    def write(self, progress: Progress, losses: npt.NDArray[np.float64]) -> None:
+        """Write a checkpoint; it has its name when `settle` returns."""
+        self.settle()
+        accelerator = self.accelerator
+        place = folder_of(self.out) / f"step-{progress.step:08d}"
+        unfinished = place.with_name(f".{place.name}.unfinished")
+        if accelerator.is_main_process:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            store.make_folder(unfinished)
+        accelerator.wait_for_everyone()
         with store.told(place):
-            np.save(unfinished / LOSSES, losses)
-            store.write_json(unfinished / STATE, {"format": FORMAT, **state})
+            accelerator.save_state(str(unfinished), safe_serialization=True)
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            with store.told(place):
+                np.save(unfinished / LOSSES, losses)
+                store.write_json(unfinished / STATE, {"format": FORMAT, **asdict(progress)})
+            self._finishing = self._beside.submit(self._finish, unfinished, place)
 
-    def finish() -> None:
+    def settle(self) -> None:
+        """Wait until the checkpoint that was written last has its name; raise what was wrong."""
+        finishing, self._finishing = self._finishing, None
+        if finishing is not None:
+            finishing.result()
+
+    def _finish(self, unfinished: Path, place: Path) -> None:
         with store.told(place):
-            store.seal_folder(unfinished, KIND, identity)
+            store.seal_folder(unfinished, KIND, self.identity)
             store.finish_folder(unfinished, place)
-        for old in (*all_of(out)[KEPT:], *folder_of(out).glob(".*.unfinished")):
+        for old in (*all_of(self.out)[KEPT:], *folder_of(self.out).glob(".*.unfinished")):
             shutil.rmtree(old, ignore_errors=True)
-
-    return finish if accelerator.is_main_process else lambda: None
 
 
 def write_outcome(

@@ -11,9 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,8 @@ import torch
 from tisa.store import CODE
 from tisa_lab.pretrain import checkpoints
 from tisa_lab.pretrain.batches import (
-    BEGINNING,
     NO_LABEL,
     Batch,
-    Reading,
     Share,
     Step,
     ahead,
@@ -35,7 +31,7 @@ from tisa_lab.pretrain.batches import (
     validation_batches,
 )
 from tisa_lab.pretrain.config import PretrainConfig, RunSettings
-from tisa_lab.pretrain.corpus import Corpus, Place
+from tisa_lab.pretrain.corpus import Corpus
 from tisa_lab.pretrain.model import (
     WithLoss,
     accelerator_for,
@@ -116,7 +112,7 @@ def run(
             step, last = training.progress.step, next(iter(checkpoints.all_of(out)), None)
             raise lost_process(wrong, step, last, training.share) from wrong
         finally:
-            training.settle()
+            training.writer.settle()
         record = training.record(identity, command) | diverged
         checkpoints.write_outcome(
             accelerator, training.prepared, training.model, record, training.losses, out,
@@ -144,24 +140,6 @@ def identity_of(
         "precision": precision_of(settings),
         CODE: code(),
     }
-
-
-@dataclass
-class Progress:
-    """How far a run is: everything that a checkpoint holds beside weights and optimiser."""
-
-    step: int = 0
-    reading: Reading = BEGINNING
-    seconds: float = 0.0
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    # The versions that it was trained with, one after the other.
-    code: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, state: dict[str, Any]) -> "Progress":
-        """Return the progress of a checkpoint."""
-        place = Place(**state["reading"]["place"])
-        return cls(**{**state, "reading": Reading(place, state["reading"]["used"])})
 
 
 class Training:
@@ -196,17 +174,16 @@ class Training:
         self.prepared, self.optimizer = accelerator.prepare(whole, optimizer)
         # The same weights, not compiled: for the few forward passes of an evaluation.
         self.plain = accelerator.unwrap_model(self.prepared, keep_torch_compile=False)
-        self.progress, self.losses = Progress(), []
-        self._beside = ThreadPoolExecutor(1)
-        self._finishing: Future[None] | None = None
+        self.progress, self.losses = checkpoints.Progress(), []
+        self.writer = checkpoints.Writer(accelerator, out, identity)
         # One process proves it; all begin at the same.
         warn = partial(view.say, wrong=True)
         found = from_main(accelerator, lambda: checkpoints.latest(out, identity, warn))
         if found is not None:
-            state, losses = checkpoints.load(accelerator, found)
-            self.progress, self.losses = Progress.of(state), losses.tolist()
+            self.progress, losses = checkpoints.load(accelerator, found)
+            self.losses = losses.tolist()
             view.say(f"goes on from {found}")
-        self._note_code(identity[CODE])
+        self.progress.note(identity[CODE], warn)
         view.begin(config.steps, self.progress.step)
         self.held_out: list[Batch] = []
         if valid is not None:
@@ -220,17 +197,6 @@ class Training:
         self._times: list[tuple[float, int, float]] = []
         self._since: float | None = None
         self._work = (0, 0.0)
-
-    def _note_code(self, now: str) -> None:
-        """Keep the version of the code; say where it is another one than before."""
-        before = self.progress.code[-1:]
-        if before != [now]:
-            if before:
-                told = (
-                    f"it was trained with {before[0]} so far, and goes on with {now}: its numbers"
-                )
-                self.view.say(f"{told} may differ from those of one version", wrong=True)
-            self.progress.code.append(now)
 
     def train(self, stop: Callable[[], bool]) -> bool:
         """Return whether the run is finished; if it was told to stop, a checkpoint is written."""
@@ -351,16 +317,7 @@ class Training:
     def save(self) -> None:
         """Write a checkpoint; the run goes on while it is proved."""
         self.fetch()
-        self.settle()
-        state, losses = asdict(self.progress), np.array(self.losses)
-        finish = checkpoints.write(self.accelerator, self.out, self.identity, state, losses)
-        self._finishing = self._beside.submit(finish)
-
-    def settle(self) -> None:
-        """Wait until the checkpoint that was written last has its name; raise what was wrong."""
-        finishing, self._finishing = self._finishing, None
-        if finishing is not None:
-            finishing.result()
+        self.writer.write(self.progress, np.array(self.losses))
 
     def tell(self) -> None:
         """Tell loss and speed to whoever watches."""
