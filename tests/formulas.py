@@ -109,3 +109,21 @@ def attention(
             lse[i] = peak + math.log(weights.sum())
             out[i] = (weights / weights.sum()) @ v[seen]
     return out, lse
+
+
+def diagonal_sums(matrix):
+    """Return the sum of each diagonal, offsets key − query from the lowest to the highest."""
+    queries, keys = matrix.shape
+    sums = np.zeros(queries + keys - 1)
+    for i in range(queries):
+        for j in range(keys):
+            sums[j - i + queries - 1] += matrix[i, j]
+    return sums
+
+
+def toeplitz_r2(matrix, kept):
+    """Return R² of the fit that gives each entry its diagonal's mean, `kept` entries alone."""
+    i, j = np.nonzero(kept)
+    entries = matrix[i, j]
+    fit = np.array([entries[j - i == k].mean() for k in j - i])
+    return 1 - ((entries - fit) ** 2).sum() / ((entries - entries.mean()) ** 2).sum()

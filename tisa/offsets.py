@@ -221,18 +221,41 @@ def add_block_diagonals(
     total[:, first : first + width - 1] += sheared.sum(1)
 
 
+def sum_product_diagonals(
+    left: Float[Tensor, "rows queries width"], right: Float[Tensor, "columns keys width"]
+) -> Float[Tensor, "rows columns span"]:
+    """Return `sum_diagonals` of left[a] · right[b]ᵀ for all a and b, in float64, without products.
+
+    What the entries of a diagonal have in common is their distance: their sum is a correlation of
+    columns, which Fourier transforms give. Some columns at a time.
+    """
+    queries, keys = left.shape[1], right.shape[1]
+    length = queries + keys
+    step = max(1, 2**21 // (left.shape[0] * length))
+    spectrum = left.new_zeros(
+        length // 2 + 1, left.shape[0], right.shape[0], dtype=torch.complex128
+    )
+    for some, others in zip(left.split(step, -1), right.split(step, -1), strict=True):
+        of_left = torch.fft.rfft(some.double(), n=length, dim=1)
+        of_right = of_left if right is left else torch.fft.rfft(others.double(), n=length, dim=1)
+        spectrum += of_left.permute(1, 0, 2).conj() @ of_right.permute(1, 2, 0)
+    by_offset = torch.fft.irfft(spectrum, n=length, dim=0)  # offset k is entry k modulo `length`
+    return by_offset.roll(queries - 1, 0)[: span(queries, keys)].permute(1, 2, 0)
+
+
 def join_block_diagonals(
-    blocks: Float[Tensor, "*sums rows columns block_span"],
-) -> Float[Tensor, "*sums span"]:
+    blocks: Float[Tensor, "rows columns block_span"], weights: Float[Tensor, "draws rows columns"]
+) -> Float[Tensor, "draws span"]:
     """Return the diagonal sums of a matrix out of those of its equally large square blocks.
 
-    Block (a, b) of size s lies s·(b − a) offsets away from the main diagonal.
+    Block (a, b) of size s lies s·(b − a) offsets away from the main diagonal; it counts as often as
+    each draw's weight for it says.
     """
-    rows, columns, length = blocks.shape[-3:]
+    rows, columns, length = blocks.shape
     size = (length + 1) // 2
-    total = blocks.new_zeros(*blocks.shape[:-3], (rows + columns) * size - 1)
-    for a in range(rows):
-        for b in range(columns):
-            first = (b - a + rows - 1) * size
-            total[..., first : first + length] += blocks[..., a, b, :]
+    total = blocks.new_zeros(len(weights), (rows + columns) * size - 1)
+    for step in range(1 - rows, columns):
+        first = (step + rows - 1) * size
+        on_step = weights.diagonal(step, 1, 2) @ blocks.diagonal(step, 0, 1).T
+        total[:, first : first + length] += on_step
     return total

@@ -149,7 +149,7 @@ def _of_heads(found: Analysis) -> Named:
         "heads",
         "Positional attention of all heads of the first layer, as the model reads positions",
         plots.head_maps(
-            positional_attention(reading.table, model.query[0], model.key[0], size=256),
+            positional_attention(block_means(reading.table, 256), model.query[0], model.key[0]),
             r2=first.r2.tolist(),
             sensitive=first.sensitive,
             positions=n,
@@ -160,7 +160,7 @@ def _of_heads(found: Analysis) -> Named:
         "heads-raw",
         "Positional attention of all heads of the first layer, raw product of the table",
         plots.head_maps(
-            positional_attention(model.positions, model.raw_query, model.raw_key, size=256),
+            positional_attention(block_means(model.positions, 256), model.raw_query, model.raw_key),
             r2=raw.r2.tolist(),
             sensitive=first.sensitive,
             positions=n,

@@ -1,18 +1,10 @@
 """Positions in two dimensions (ViT): how much of P depends on steps in rows and columns only."""
 
-import math
-
 import torch
 
-from tisa.shapes import Float, Int, Tensor
-
-
-def grid_offsets(rows: int, columns: int) -> Int[Tensor, "places places"]:
-    """Return for each pair of places the number of its (row step, column step)."""
-    place = torch.arange(rows * columns)
-    down = place[None] // columns - place[:, None] // columns + rows - 1
-    right = place[None] % columns - place[:, None] % columns + columns - 1
-    return down * (2 * columns - 1) + right
+from tisa.analysis.toeplitz import Sums, sums_of
+from tisa.offsets import offset_range
+from tisa.shapes import Float, Tensor
 
 
 def grid_fit(
@@ -23,16 +15,15 @@ def grid_fit(
     The best fit to P that is the same wherever on the grid two places lie; the two-dimensional
     counterpart of the Toeplitz fit. R² is NaN where P has no variance.
     """
-    gram = (table.double() @ table.double().T).reshape(-1)
-    steps = grid_offsets(rows, columns).reshape(-1)
-    size = (2 * rows - 1) * (2 * columns - 1)
-    zeros = torch.zeros(size, dtype=torch.float64)
-    counts = zeros.index_add(0, steps, torch.ones_like(gram))
-    fit = zeros.index_add(0, steps, gram) / counts
-    left = gram - fit[steps]
-    both = []
-    for kept in (torch.ones_like(steps, dtype=torch.bool), steps != size // 2):
-        total = ((gram[kept] - gram[kept].mean()) ** 2).sum()
-        constant = bool(total <= 1e-12 * (gram[kept] ** 2).sum())
-        both.append(math.nan if constant else float(1 - (left[kept] ** 2).sum() / total))
-    return fit.reshape(2 * rows - 1, 2 * columns - 1).float(), both[0], both[1]
+    places = table.double().reshape(rows, columns, -1)
+    size = (2 * rows, 2 * columns)
+    spectrum = torch.fft.rfft2(places, s=size, dim=(0, 1)).abs().square().sum(-1)
+    by_step = torch.fft.irfft2(spectrum, s=size).roll((rows - 1, columns - 1), (0, 1))[:-1, :-1]
+    down, right = (side - offset_range(side, side).abs() for side in (rows, columns))
+    counts = (down[:, None] * right).double()
+    whole = sums_of(table)
+    found = Sums(
+        counts.reshape(-1), by_step.reshape(-1), whole.squares, whole.main, counts.numel() // 2
+    )
+    fit = (by_step / counts).float()
+    return fit, float(found.r2()), float(found.r2(off_diagonal=True))

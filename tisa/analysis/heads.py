@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from tisa.analysis.resampling import shuffled_null
-from tisa.analysis.toeplitz import diagonals, r2_of_sums
+from tisa.analysis.toeplitz import causal_rows, sums_of
 from tisa.shapes import Float, Tensor
 
 SENSITIVE = 1.0
@@ -46,18 +46,10 @@ def positional_attention(
     table: Float[Tensor, "positions width"],
     query: Float[Tensor, "heads width dim"],
     key: Float[Tensor, "heads width dim"],
-    *,
-    size: int | None = None,
 ) -> Float[Tensor, "heads rows columns"]:
-    """Return F̂_P of every head; with `size`, the means of at most size × size equal squares."""
-    found = []
-    for head in range(query.shape[0]):
-        a, b = factors(table, query[head], key[head])
-        if size is not None:
-            # The mean over a rectangle of A Bᵀ is the product of the means.
-            a, b = block_means(a, size), block_means(b, size)
-        found.append(a @ b.T)
-    return torch.stack(found)
+    """Return F̂_P of every head; of `block_means` of a table the means of F̂_P's squares."""
+    pairs = (factors(table, *maps) for maps in zip(query, key, strict=True))
+    return torch.stack([a @ b.T for a, b in pairs])
 
 
 def block_means(
@@ -85,16 +77,14 @@ def analyse_heads(
     r2, off, null, strength, curves = [], [], [], [], []
     for head in range(query.shape[0]):
         a, b = factors(table, query[head], key[head])
-        found = diagonals(a, b).whole(causal=causal)
-        counts, sums, _ = found
-        r2.append(float(r2_of_sums(*found)))
-        others = found[:, :-1] if causal else found
-        off.append(float(r2_of_sums(*others, off_diagonal=not causal)))
+        found = sums_of(a, b, causal=causal)
+        r2.append(float(found.r2()))
+        off.append(float(found.r2(off_diagonal=True)))
         null.append(
             shuffled_null(a, b, causal=causal, draws=null_draws) if null_draws else float("nan")
         )
         strength.append(row_deviation(a, b, causal=causal))
-        curves.append(sums / counts)
+        curves.append(found.sums / found.counts)
     return Heads(
         torch.tensor(r2),
         torch.tensor(off),
@@ -111,12 +101,10 @@ def row_deviation(
     causal: bool = False,
 ) -> float:
     """Return the standard deviation within rows of left · rightᵀ, rows averaged in the square."""
-    if causal:
-        seen = torch.ones(len(left), len(right), dtype=torch.bool).tril()
-        count = seen.sum(1, keepdim=True)
-        logits = left @ right.T
-        spread = torch.where(seen, logits - torch.where(seen, logits, 0).sum(1, True) / count, 0)
-        return float((spread.square().sum(1) / count[:, 0]).mean().sqrt())
     spread = right - right.mean(0)
+    if causal:
+        count = torch.arange(1, len(left) + 1)
+        sums, squares = causal_rows(left, spread)
+        return float((squares / count - (sums / count) ** 2).mean().clamp_min(0).sqrt())
     covariance = spread.T @ spread / right.shape[0]
     return float(((left @ covariance) * left).sum(1).mean().clamp_min(0).sqrt())

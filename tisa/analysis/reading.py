@@ -41,22 +41,27 @@ def read_table(model: PositionModel, *, sample: int = 1024, seed: int = 0) -> Re
     positions = model.positions + model.constant
     if model.words is None:
         return Reading(_with_one(_normalised(positions, model.eps)), None, 1.0, 0.0, 0.0)
-    count = model.words.shape[0]
-    # Words by positions by width is what costs time here: fewer words where positions are many.
+    count, width = model.words.shape
+    # Each word at each position is what costs time here: fewer words where positions are many.
     sample = min(count, max(64, min(sample, sample * 512 // positions.shape[0])))
     generator = torch.Generator().manual_seed(seed)
-    words = model.words[torch.randperm(count, generator=generator)[:sample]]
+    words = model.words[torch.randperm(count, generator=generator)[:sample]].double()
+    if model.eps is not None:
+        positions, words = (x - x.mean(-1, keepdim=True) for x in (positions, words))
     by_position = torch.zeros_like(positions)
     by_word = torch.zeros_like(words)
     square = 0.0
-    # About 64 MB at a time.
-    step = max(1, 2**24 // (sample * positions.shape[1]))
-    for start in range(0, positions.shape[0], step):
-        rows = slice(start, start + step)
-        x = _normalised(positions[rows, None] + words[None], model.eps)
-        by_position[rows] = x.mean(1)
-        by_word += x.sum(0)
-        square += float((x**2).sum(dtype=torch.float64))
+    for start in range(0, positions.shape[0], 2048):
+        rows = slice(start, start + 2048)
+        here = positions[rows].double()
+        # x̂[w, i] = (position[i] + word[w]) / deviation[i, w], and no more is needed of x̂.
+        squares = (here**2).sum(1, keepdim=True) + (words**2).sum(1) + 2 * here @ words.T
+        share = torch.ones_like(squares)
+        if model.eps is not None:
+            share = (squares.clamp_min(0) / width + model.eps).rsqrt()
+        by_position[rows] = (here * share.mean(1, keepdim=True) + share @ words / sample).float()
+        by_word += share.T @ here + words * share.sum(0)[:, None]
+        square += float((squares * share**2).sum())
     by_word /= positions.shape[0]
     mean = by_position.mean(0)
     total = square / (sample * positions.shape[0]) - float((mean**2).sum())
@@ -64,7 +69,7 @@ def read_table(model: PositionModel, *, sample: int = 1024, seed: int = 0) -> Re
     word = float(((by_word - mean) ** 2).sum(1).mean())
     return Reading(
         _with_one(by_position),
-        by_word - mean,
+        (by_word - mean).float(),
         position / total,
         word / total,
         1 - (position + word) / total,

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tisa.analysis.toeplitz import Diagonals, diagonals, r2_of_sums
-from tisa.offsets import join_block_diagonals
+from tisa.analysis.toeplitz import Diagonals, sums_of
 from tisa.shapes import Float, Tensor
 
 
@@ -48,10 +47,8 @@ def gaussian_null(
     found = []
     for _ in range(draws):
         table = deviation * torch.randn(positions, width, generator=generator)
-        counts, sums, squares = diagonals(prepare(table) if prepare else table).whole()
-        found.append(
-            [float(r2_of_sums(counts, sums, squares, off_diagonal=o)) for o in (False, True)]
-        )
+        sums = sums_of(prepare(table) if prepare else table)
+        found.append([float(sums.r2(off_diagonal=o)) for o in (False, True)])
     values = torch.tensor(found, dtype=torch.float64)
     mean, spread = values.mean(0).tolist(), values.std(0, correction=0).tolist()
     return Null(mean[0], spread[0], mean[1], spread[1], draws)
@@ -70,8 +67,7 @@ def shuffled_null(
     found = []
     for _ in range(draws):
         order = torch.randperm(left.shape[0], generator=generator)
-        counts, sums, squares = diagonals(left[order], right[order]).whole(causal=causal)
-        found.append(float(r2_of_sums(counts, sums, squares)))
+        found.append(float(sums_of(left[order], right[order], causal=causal).r2()))
     return sum(found) / draws
 
 
@@ -85,23 +81,15 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Return an interval of R² from drawing blocks of positions anew; NaN where R² is."""
     blocks = sums.counts.shape[0]
-    estimate = _r2(sums, torch.ones(1, blocks, blocks, dtype=torch.float64), off_diagonal)
+    estimate = sums.whole().r2(off_diagonal=off_diagonal)
     generator = torch.Generator().manual_seed(seed)
     picked = torch.randint(blocks, (draws, blocks), generator=generator)
     times = torch.nn.functional.one_hot(picked, blocks).sum(1).double()
     weights = times[:, :, None] * times[:, None, :]
     weights.diagonal(dim1=1, dim2=2).copy_(times)
-    found = _r2(sums, weights, off_diagonal)
+    some = max(1, 2**20 // (blocks * sums.counts.shape[-1]))
+    found = torch.cat([sums.drawn(w).r2(off_diagonal=off_diagonal) for w in weights.split(some)])
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     # A draw of one block alone may have no variance.
     low, high = (estimate + torch.nanquantile(found - found.nanmean(), ends)).tolist()
     return low, high
-
-
-def _r2(sums: Diagonals, weights: Tensor, off_diagonal: bool) -> Tensor:
-    """Return R² for each draw of weights on the pairs of blocks."""
-    joined = [
-        join_block_diagonals(part * weights.unsqueeze(-1))
-        for part in (sums.counts, sums.sums, sums.squares)
-    ]
-    return r2_of_sums(*joined, off_diagonal=off_diagonal)

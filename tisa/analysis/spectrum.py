@@ -42,18 +42,34 @@ class Spectrum:
 
 def principal_components(table: Float[Tensor, "positions width"], *, shown: int = 8) -> Spectrum:
     """Return the spectrum of E_P around its mean, and how far its components turn."""
-    left, values, _ = torch.linalg.svd(centred(table.double()), full_matrices=False)
+    table = centred(table.double())
+    values, directions = components(table)
     variance = values**2 / (values**2).sum().clamp_min(1e-300)
-    scores = left * values
+    dimensions = _reaching(variance, 0.9)
+    shown = min(shown, len(values))
+    scores = table @ directions[:, : max(2, dimensions, shown)]
     # Signs of components are arbitrary: the largest entry is positive, so that figures repeat.
-    signs = torch.sign(scores.gather(0, scores.abs().argmax(0, keepdim=True)))
-    scores = scores * torch.where(signs == 0, 1.0, signs)
-    shown = min(shown, scores.shape[1])
+    lowest, highest = scores.aminmax(dim=0)
+    scores *= torch.where(highest < -lowest, -1.0, 1.0)
     frequencies, purity = _frequencies(scores[:, :shown])
-    step, still, periods = _turning(scores[:, : max(2, _reaching(variance, 0.9))])
+    step, still, periods = _turning(scores[:, : max(2, dimensions)])
     return Spectrum(
         variance.float(), scores[:, :shown].float(), frequencies, purity, step, still, periods
     )
+
+
+def components(
+    table: Float[Tensor, "positions width"],
+) -> tuple[Float[Tensor, " components"], Float[Tensor, "width components"]]:
+    """Return the table's singular values and right singular vectors, in float64.
+
+    Those of R of its QR decomposition, in which the table is taken some rows at a time.
+    """
+    triangle = table[:0].double()
+    for rows in table.split(4096):
+        triangle = torch.linalg.qr(torch.cat((triangle, rows.double())), mode="r").R
+    _, values, directions = torch.linalg.svd(triangle, full_matrices=False)
+    return values, directions.T
 
 
 def _reaching(variance: Tensor, share: float) -> int:
@@ -75,14 +91,15 @@ def _turning(scores: Tensor) -> tuple[float, float, list[tuple[float, float]]]:
     here, there = scores[:-1], scores[1:]
     if len(here) < 2:
         return 0.0, 0.0, []
-    u, _, vh = torch.linalg.svd(here.T @ there)
-    step = u @ vh
-    total = ((there - there.mean(0)) ** 2).sum()
+    product = here.T @ there
+    u, found, vh = torch.linalg.svd(product)
+    total = there.var(0, correction=0).sum() * len(there)
     if total == 0:
         return math.nan, math.nan, []
-    values, vectors = torch.linalg.eig(step)
-    # How much of the table's variance turns with each pair of eigenvalues.
-    weight = (scores.to(vectors.dtype) @ vectors.conj()).abs().pow(2).sum(0)
+    values, vectors = torch.linalg.eig(u @ vh)
+    # How much of the table's variance turns with each pair of eigenvalues: components are
+    # uncorrelated, so what lies along a vector is the sum of what lies along its parts.
+    weight = torch.linalg.vector_norm(scores, dim=0) ** 2 @ vectors.abs() ** 2
     weight = weight / weight.sum()
     periods = []
     for value, part in zip(values, weight, strict=True):
@@ -90,5 +107,7 @@ def _turning(scores: Tensor) -> tuple[float, float, list[tuple[float, float]]]:
         if angle > 1e-6:
             periods.append((2 * torch.pi / angle, 2 * float(part)))
     periods.sort(key=lambda pair: -pair[1])
-    r2 = [float(1 - ((there - guess) ** 2).sum() / total) for guess in (here @ step, here)]
+    # A rotation keeps lengths, so Σ (there − here · step)² needs no more than these and `found`.
+    lengths = sum(torch.linalg.vector_norm(part) ** 2 for part in (here, there))
+    r2 = [float(1 - (lengths - 2 * met) / total) for met in (found.sum(), product.trace())]
     return r2[0], r2[1], periods

@@ -16,7 +16,7 @@ from tisa.analysis.reading import Reading, read_table, term_variances
 from tisa.analysis.resampling import Null, bootstrap_interval, gaussian_null
 from tisa.analysis.spectrum import Spectrum, principal_components
 from tisa.analysis.text import TextCurves, attention_by_offset
-from tisa.analysis.toeplitz import centred, diagonals, r2_of_sums
+from tisa.analysis.toeplitz import centred, diagonals
 from tisa.analysis.weights import read_checkpoint
 from tisa.offsets import offset_range
 from tisa.shapes import Float, Tensor
@@ -134,9 +134,9 @@ def measure_invariance(
     sums = diagonals(prepare(table) if prepare else table)
     whole = sums.whole()
     return Invariance(
-        float(r2_of_sums(*whole)),
+        float(whole.r2()),
         bootstrap_interval(sums, seed=seed),
-        float(r2_of_sums(*whole, off_diagonal=True)),
+        float(whole.r2(off_diagonal=True)),
         bootstrap_interval(sums, off_diagonal=True, seed=seed),
         # Large tables vary less, and take longer.
         null

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tisa.analysis.colours import DIVERGING_DARK, SEQUENTIAL, diverging_map, lookup_table
+from tisa.analysis.spectrum import components
 from tisa.analysis.whole import Analysis
 from tisa.shapes import Float, Tensor
 
@@ -124,10 +125,11 @@ def _weights(found: Analysis, numbers: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _basis(table: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return Z (positions, rank) and V (width, rank) with table ≈ Z Vᵀ."""
-    left, values, right = torch.linalg.svd(table, full_matrices=False)
+    values, right = components(table)
     # One of a table of zeros, too.
     kept = max(1, int((values[:rank] > 1e-6 * values[0]).sum()))
-    return left[:, :kept] * values[:kept], right[:kept].T
+    right = right[:, :kept].float()
+    return table @ right, right
 
 
 def _maps(back: Tensor, scaled: Tensor, query: Tensor, key: Tensor) -> Tensor:

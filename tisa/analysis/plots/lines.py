@@ -197,9 +197,11 @@ def spectrum(
                 above.plot(trajectories[:shown, number].tolist(), color=colour, lw=0.8, label=told)
             above.set(xlabel="position", title=f"components {2 * pair + 1}, {2 * pair + 2}")
             above.legend(fontsize=7, loc="upper right", handlelength=1)
-            x, y = trajectories[:, 2 * pair].tolist(), trajectories[:, 2 * pair + 1].tolist()
+            # More points are a cloud, and megabytes of SVG.
+            some = trajectories[:: -(-n // 2048), 2 * pair : 2 * pair + 2]
+            x, y = some.T.tolist()
             below.plot(x, y, color=PALE, lw=0.4)
-            below.scatter(x, y, c=range(n), cmap=SEQUENTIAL, s=5, linewidths=0)
+            below.scatter(x, y, c=range(len(x)), cmap=SEQUENTIAL, s=5, linewidths=0)
             below.set(xlabel=f"component {2 * pair + 1}", ylabel=f"component {2 * pair + 2}")
             below.set_aspect("equal", "datalim")
         components = "Principal components of E_P (dark: first position, bright: last)"

@@ -6,9 +6,13 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from tisa.analysis.colours import LINES, SEQUENTIAL, diverging_map
+from tisa.analysis.heads import block_means
 from tisa.analysis.plots.style import STYLE, axes_grid, bounds, draw_map, limit_of, title_above
 from tisa.analysis.toeplitz import written
 from tisa.shapes import Float, Int, Tensor
+
+# Rows of a table in its picture: of longer tables each is the mean of some.
+LARGEST = 2048
 
 
 def embedding_table(
@@ -24,7 +28,11 @@ def embedding_table(
     with rc_context(STYLE):
         figure, (above, below) = axes_grid(2, 1, (7.4, 6.2), height_ratios=[3, 1.4])
         limit = limit_of(table)
-        image = draw_map(above, table, diverging_map(), -limit, limit)
+        shown = block_means(table, LARGEST)
+        image = draw_map(above, shown, diverging_map(), -limit, limit)
+        if len(shown) < len(table):
+            image.set_extent((-0.5, table.shape[1] - 0.5, len(table) - 0.5, -0.5))
+            above.set_aspect("auto")
         figure.colorbar(image, ax=above, label="value", pad=0.01, fraction=0.05)
         above.set(title=title or "E_P, the table itself", xlabel="dimension", ylabel="position")
         for colour, row in zip(LINES * len(rows), rows, strict=False):
