@@ -18,14 +18,15 @@ import json
 import math
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from importlib.metadata import version
+from importlib import import_module
 from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
@@ -54,7 +55,7 @@ class Trial:
 
     def __init__(self, call: Drawn) -> None:
         self.call = call
-        self.dtype = call.tensors["query"].dtype
+        self.dtype, self.device = call.tensors["query"].dtype, call.tensors["query"].device
         self.kept: Tensor | None = None
         if call.invalid is not None:
             return
@@ -82,11 +83,12 @@ class Trial:
         found = {k: v for k, v in attend(leaves).items() if v is not None}
         outputs = [found["output"]]
         upstream = [call.upstream.to(found["output"].dtype)]
-        if call.options.get("return_lse"):
+        if not call.options.get("return_lse"):
+            found.pop("lse", None)
+        elif found["lse"].requires_grad:
+            # It depends on no value.
             outputs.append(found["lse"])
             upstream.append(call.upstream_lse.to(found["lse"].dtype))
-        elif "lse" in found:
-            del found["lse"]
         if call.wanted:
             inputs = [leaves[name] for name in call.wanted]
             gradients = torch.autograd.grad(outputs, inputs, upstream)
@@ -165,13 +167,15 @@ class Trial:
             if by_chance:
                 return self.judge_by_chance(backend)
             found = self.run(lambda leaves: self.attend(backend, leaves))
+            # A kernel's error is told to whoever waits for the kernel.
+            torch.get_device_module(self.device).synchronize()
         except (ValueError, TypeError) as error:
             known = str(error).startswith(("tisa.attention: ", "ring_attention: "))
             if call.invalid is None and (backend in ("reference", "auto") or not known):
                 return "wrong", math.inf, f"refused a call that is right: {error!r}"
             return "refused", 0.0, reason_of(str(error))
         except Exception as error:
-            return "wrong", math.inf, f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            return "wrong", math.inf, in_one_line(error)
         if call.invalid is not None:
             return "wrong", math.inf, f"took a call with a wrong {call.invalid}"
         return self.compared(backend, found)
@@ -197,9 +201,11 @@ class Trial:
 
     def ratio(self, name: str, found: Tensor, exact: Tensor, plain: Tensor, more: float) -> float:
         """Return the error of a result over what is allowed."""
-        if found.shape != exact.shape or not torch.equal(found.isfinite(), exact.isfinite()):
-            return math.inf
         finite = exact.isfinite()
+        if found.shape != exact.shape or not torch.equal(found.isfinite(), finite):
+            return math.inf
+        if not torch.equal(found[~finite].double(), exact[~finite].double()):
+            return math.inf
         if not finite.any():
             return 0.0
         found, exact, plain = (x.double()[finite] for x in (found, exact, plain))
@@ -254,6 +260,11 @@ class Trial:
         ratio = float(((mean - output).abs() / (WORST_Z * noise + rounding)).max())
         ratio = ratio if math.isfinite(ratio) else math.inf
         return ("right" if ratio <= 1 else "wrong"), ratio, "mean of the output"
+
+
+def in_one_line(error: Exception) -> str:
+    """Return an error in one line."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def reason_of(message: str) -> str:
@@ -342,9 +353,7 @@ def fuzz(
         record.calls += 1
         if loud:
             print(described(call))
-        trial = Trial(call)
-        for backend in backends_for(call, device):
-            outcome, ratio, why = trial.judge(backend)
+        for backend, (outcome, ratio, why) in verdicts(call, device):
             record.add(call, backend, outcome, ratio, why)
             if loud or outcome == "wrong":
                 print(
@@ -356,6 +365,17 @@ def fuzz(
                 # Nothing on this device works any more.
                 return record
     return record
+
+
+def verdicts(call: Drawn, device: str) -> Iterator[tuple[str, tuple[str, float, str]]]:
+    """Yield each backend's verdict; that on the fuzz itself where the oracle fails."""
+    try:
+        trial = Trial(call)
+    except Exception as error:
+        yield "oracle", ("wrong", math.inf, in_one_line(error))
+        return
+    for backend in backends_for(call, device):
+        yield backend, trial.judge(backend)
 
 
 def described(call: Drawn) -> str:
@@ -374,11 +394,13 @@ def written(records: list[Record], settings: dict[str, Any]) -> dict[str, Any]:
     for record in records:
         whole.join(record)
     device = settings["device"]
-    name = torch.cuda.get_device_name(device) if device != "cpu" else platform.processor()
+    name = platform.processor()
+    if device != "cpu":
+        name = torch.get_device_module(torch.device(device)).get_device_name(device)
     return settings | {
         "machine": name or platform.machine(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__,
-                     "triton": version("triton") if HAS_TRITON else None,
+                     "triton": triton_version(),
                      "tisa": tisa.__version__},
         "calls": whole.calls,
         "outcomes": whole.outcomes,
@@ -432,13 +454,20 @@ def _share(how: dict[str, Any], share: tuple[int, int, int | None]) -> Record:
     return fuzz((n for n in numbers if n // ALIKE % processes == mine), **how)
 
 
+def triton_version() -> str | None:
+    """Return Triton's version; distributions of PyTorch bring it under several names."""
+    return str(import_module("triton").__version__) if HAS_TRITON else None
+
+
 def commit() -> str:
     """Return the commit that is checked out, if git can say."""
-    told = subprocess.run(
+    if shutil.which("git") is None:
+        return "unknown"
+    said = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=12"],
         cwd=Path(__file__).parent, capture_output=True, text=True,
     )  # fmt: skip
-    return told.stdout.strip() or "unknown"
+    return said.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

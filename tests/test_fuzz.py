@@ -82,3 +82,28 @@ def test_a_call_is_the_same_again():
     for a, b in zip(first.tensors.values(), second.tensors.values(), strict=True):
         assert torch.equal(a, b)
         assert a.stride() == b.stride()
+
+
+def drawn(fits):
+    calls = (
+        draw(7, n, device="cpu", dtypes=("float32",), longest=40) for n in range(0, 10**5, ALIKE)
+    )
+    return next(call for call in calls if call.invalid is None and fits(call))
+
+
+def test_no_gradient_is_asked_through_a_log_sum_exp_that_knows_no_value():
+    call = drawn(lambda c: c.wanted == ["value"] and "log-sum-exp" in c.tags)
+    assert fuzz.Trial(call).judge("chunked")[0] == "right"
+
+
+def test_a_nan_where_minus_infinity_belongs_is_wrong():
+    trial, there = fuzz.Trial(drawn(lambda c: not c.wanted)), torch.tensor([-torch.inf, 1.0])
+    for wrong, verdict in ((-torch.inf, 0.0), (torch.inf, torch.inf), (torch.nan, torch.inf)):
+        assert trial.ratio("lse", torch.tensor([wrong, 1.0]), there, there, 0.0) == verdict
+
+
+def test_a_failure_of_the_fuzz_itself_is_told_and_the_run_goes_on(monkeypatch, capsys):
+    monkeypatch.setattr(fuzz, "oracle", lambda *_, **__: 1 / 0)
+    record = fuzz.fuzz(range(0, 2 * ALIKE, ALIKE), seed=7, longest=20)
+    assert record.outcomes == {"oracle": {"wrong": 2}}
+    assert "ZeroDivisionError" in capsys.readouterr().out
