@@ -202,25 +202,28 @@ class Trial:
     def ratio(self, name: str, found: Tensor, exact: Tensor, plain: Tensor, more: float) -> float:
         """Return the error of a result over what is allowed."""
         finite = exact.isfinite()
-        if found.shape != exact.shape or not torch.equal(found.isfinite(), finite):
+        alike = (found.dtype, found.shape) == (plain.dtype, exact.shape)
+        if not alike or not torch.equal(found.isfinite(), finite):
             return math.inf
         if not torch.equal(found[~finite].double(), exact[~finite].double()):
             return math.inf
         if not finite.any():
             return 0.0
+        last = torch.finfo(found.dtype).eps
         found, exact, plain = (x.double()[finite] for x in (found, exact, plain))
         error = float((found - exact).abs().max())
         own = float((plain - exact).abs().max())
-        return error / (self.allowed(name, own, float(exact.abs().max())) + more)
+        return error / (self.allowed(name, own, float(exact.abs().max()), last) + more)
 
-    def allowed(self, name: str, own: float, largest: float) -> float:
+    def allowed(self, name: str, own: float, largest: float, last: float) -> float:
         """Return the error that is allowed: twice the eager code's, and a floor.
 
         The floor: the last rounding, float32's rounding of numbers of the order of 1 that cancel
         inside, and one rounding of the terms that cancel in a gradient.
         """
         if self.dtype == torch.float64:
-            return 1e-9 * (1 + largest)
+            # A mask may be of float32, and its gradient is then.
+            return 1e-9 * (1 + largest) + (last * largest if last > 1e-9 else 0.0)
         eps = torch.finfo(self.dtype).eps
         floor = 2 * eps * largest + 64 * FLOAT32
         own = own if math.isfinite(own) else 0.0
