@@ -127,3 +127,33 @@ def toeplitz_r2(matrix, kept):
     entries = matrix[i, j]
     fit = np.array([entries[j - i == k].mean() for k in j - i])
     return 1 - ((entries - fit) ** 2).sum() / ((entries - entries.mean()) ** 2).sum()
+
+
+def log_softmax(x):
+    return (
+        x
+        - x.max(-1, keepdims=True)
+        - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1))[..., None]
+    )
+
+
+def distilled_logits(student, teacher, real, masked):
+    """Return the mean divergence of real tokens, of which masked ones count ten times."""
+    total = count = 0.0
+    for text, token in np.argwhere(real):
+        ours, theirs = (log_softmax(x[text, token]) for x in (student, teacher))
+        times = 10 if masked[text, token] else 1
+        total += times * sum(math.exp(t) * (t - o) for t, o in zip(theirs, ours, strict=True))
+        count += times
+    return total / count
+
+
+def distilled_hidden(student, teacher, real, pooled_weight):
+    """Return the relative squared error, and 1 − cosine of each text's mean, over real tokens."""
+    error = sum(np.sum((student[p] - teacher[p]) ** 2) for p in map(tuple, np.argwhere(real)))
+    size = sum(np.sum(teacher[p] ** 2) for p in map(tuple, np.argwhere(real)))
+    apart = []
+    for ours, theirs, seen in zip(student, teacher, real, strict=True):
+        a, b = ours[seen].mean(0), theirs[seen].mean(0)
+        apart.append(1 - a @ b / math.sqrt((a @ a) * (b @ b)))
+    return error / size + pooled_weight * sum(apart) / len(apart)
