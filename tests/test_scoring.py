@@ -281,6 +281,62 @@ def test_support_of_flat_and_of_needle_kernels():
     assert tisa.TISA(2, 0).support(1e-3).tolist() == [[0, 0], [0, 0]]
 
 
+EXTREMES = [0.0, -0.0, 1e-45, -1e-38, 1e-20, 0.1, -3.0, 700.0, 1e9, 1e19, -2e19, 1e38, -3e38]
+STRANGE = [torch.nan, torch.inf, -torch.inf]
+
+
+def drawn(scoring, generator, numbers):
+    """Return the module with parameters out of these numbers."""
+    with torch.no_grad():
+        for parameter in scoring.parameters():
+            chosen = torch.randint(len(numbers), parameter.shape, generator=generator)
+            parameter.copy_(torch.tensor(numbers)[chosen])
+    return scoring
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_bands_are_offsets_whatever_the_parameters(scoring, dtype):
+    generator = torch.Generator().manual_seed(0)
+    for numbers in (EXTREMES, EXTREMES + STRANGE, STRANGE):
+        for _ in range(10):
+            band = drawn(scoring, generator, numbers).band(dtype)
+            if band is not None:
+                assert (band[:, 0] <= band[:, 1]).all()
+                assert band.abs().max() <= 2**30
+
+
+@pytest.mark.parametrize("number", STRANGE)
+@pytest.mark.parametrize("name", ["kernel_amplitudes", "kernel_sharpness", "kernel_offsets"])
+@pytest.mark.parametrize("kernels", [1, 3])
+def test_the_band_of_a_head_with_a_number_that_is_none_is_everything(number, name, kernels):
+    torch.manual_seed(0)
+    scoring = tisa.TISA(3, kernels)
+    before = scoring.support(1e-3)
+    with torch.no_grad():
+        getattr(scoring, name)[1, 0] = number
+    band = scoring.support(1e-3)
+    assert band[1].tolist() == [-(2**30), 2**30]
+    assert torch.equal(band[::2], before[::2])
+
+
+def test_support_bounds_extreme_kernels():
+    generator = torch.Generator().manual_seed(0)
+    offsets = torch.arange(-3000, 3000, 7)
+    narrow = 0
+    for _ in range(100):
+        scoring = drawn(tisa.TISA(1, 2), generator, EXTREMES)
+        low, high = scoring.support(1e-3)[0].tolist()
+        outside = offsets[(offsets < low) | (offsets > high)]
+        narrow += len(outside) > 0
+        # In float64 nothing overflows.
+        exact = scoring.double()
+        for k in outside[::20]:
+            found = exact.scores(k)[0]
+            gradients = torch.autograd.grad(found, list(exact.parameters()))
+            assert all(x.abs().max() <= 1.001e-3 for x in (found, *gradients))
+    assert narrow > 5
+
+
 @pytest.mark.parametrize(("bidirectional", "ends"), [(True, [-91, 91]), (False, [-113, 0])])
 def test_support_of_buckets_is_exact(bidirectional, ends):
     scoring = tisa.T5Buckets(2, bidirectional=bidirectional)

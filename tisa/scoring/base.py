@@ -51,7 +51,9 @@ class ScoringFunction(nn.Module, ABC):
         """Return each head's band [lowest, highest] of offsets, or None where there is none.
 
         On either side of the band the score and its derivative by every parameter are constant
-        within `eps`. Computed on the device from the present parameters, without a synchronisation.
+        within `eps`. Computed on the device from the present parameters, without a synchronisation:
+        a head whose parameters are not finite (a training that diverged) is not refused, its band
+        is everything.
         """
 
     def band(self, dtype: torch.dtype) -> Int32[Tensor, "heads 2"] | None:

@@ -95,6 +95,8 @@ class TISA(ScoringFunction):
         L = ln(max(1, |a|)·S/eps), x = |b|u² must be at least L, L − ln|b| + ln x (for b) and
         L + ln 2√|b| + ½ ln x (for c). Both are concave in x: where a tangent of theirs meets x is
         never below the smallest such x, and three tangents come near enough to it.
+
+        The band of a head with a number that is not finite, or whose square is not, is everything.
         """
         if self.num_kernels == 0:
             return torch.zeros(
@@ -108,6 +110,7 @@ class TISA(ScoringFunction):
                 for p in (self.kernel_amplitudes, self.kernel_sharpness, self.kernel_offsets)
             )
             # A flat kernel (b = 0) has no band: its width goes beyond every offset.
+            strange = torch.addcmul(b, c, c) * 0
             b = b.abs().clamp(torch.finfo(b.dtype).tiny, 1e30)
             level = torch.log(a.abs().clamp_min(1.0) * (self.num_kernels / eps))
             log_b = b.log()
@@ -119,7 +122,8 @@ class TISA(ScoringFunction):
                 x = x.clamp_min(2.0)
                 x = (base + share * x.log()) / (1 - share / x)
             # u²·E falls only from x = 1 on.
-            reach = torch.sqrt(torch.maximum(x.amax(0), level).clamp_min(1.0) / b)
+            reach = torch.sqrt(torch.maximum(x.amax(0), level).clamp_min(1.0) / b) + strange
+            reach, c = reach.nan_to_num(nan=torch.inf, posinf=torch.inf), c.nan_to_num(0.0)
             return self._bands((c - reach).amin(1), (c + reach).amax(1))
 
     def extra_repr(self) -> str:
