@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 import torch
 from transformers import PreTrainedModel
 
+from tisa.flags import check_flags
 from tisa.hf import families
 from tisa.hf.calibration import (
     batches_of,
@@ -56,6 +57,7 @@ def convert(
         tokenizer: for calibration by text; by default the one that lies beside the model.
         progress: called with (layers fitted, layers).
     """
+    check_flags("convert", fold=fold, shared=shared)
     if init is None:
         init = "fit" if positions == "replace" and num_kernels else "reference"
     _check(model, num_kernels, positions, init, shared, fold_by)

@@ -18,6 +18,7 @@ from torch.nn.functional import cosine_similarity, kl_div, log_softmax
 from transformers import PreTrainedModel
 
 import tisa
+from tisa.flags import check_flags
 from tisa.hf.calibration import Batch, Tokens, batches_of, inner, load_tokenizer, tokens_of
 from tisa.parameters import is_score
 from tisa.shapes import Tensor
@@ -81,6 +82,7 @@ def distil(
             own, so a step has as many as there are processes; the first one writes and draws.
         progress: called after each step in every process, instead of the bar.
     """
+    check_flags("distil", by_length=by_length)
     if steps < 1:
         raise ValueError(f"distil: steps must be 1 or more, got {steps}")
     if minutes is not None and minutes <= 0:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from tisa.flags import check_flags
 from tisa.hf.calibration import default_texts, length_limit, pieces
 from tisa.hf.conversion import Positions, Start, convert
 from tisa.hf.distillation import distil
@@ -68,6 +69,7 @@ def convert_folder(
         seed: of the pieces that are cut and of the distillation.
         progress: called with (layers fitted, layers).
     """
+    check_flags("convert_folder", fold=fold, shared=shared, measured=measured)
     out = Path(out).absolute()
     check_new_folder(out)
     for name, value in (("distil_steps", distil_steps), ("distil_minutes", distil_minutes)):

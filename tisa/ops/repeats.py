@@ -41,7 +41,8 @@ def signature(
     if device.type == "meta":
         return None
     autocast = torch.get_autocast_dtype(device.type) if autocast_enabled(device) else None
-    return identity(query, key, value, scores, band, mask), autocast, told
+    # With their types: 1 equals True.
+    return identity(query, key, value, scores, band, mask), autocast, told, *map(type, told)
 
 
 def find(signature: Hashable | None) -> Repeat | None:

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from tisa.flags import check_flags
 from tisa.offsets import hold_outside, offset_range, span
 from tisa.ops.api import attention
 from tisa.ops.call import autocast_enabled
@@ -44,6 +45,7 @@ class Ring:
     group: Any = None
 
     def __post_init__(self) -> None:
+        check_flags("Ring", balanced=self.balanced)
         if not dist.is_initialized():
             raise RuntimeError(
                 "Ring: torch.distributed must be initialised; start the program with torchrun and "
@@ -116,6 +118,7 @@ def ring_attention(
     of the scores is this process's share, as that of every other parameter is: add them up (DDP and
     FSDP do).
     """
+    check_flags("ring_attention", is_causal=is_causal, enable_gqa=enable_gqa)
     tokens = ring.piece * ring.pieces
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.ndim != 4 or tensor.shape[-2] != tokens:

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from tisa import shapes
+from tisa.flags import check_flags
 from tisa.shapes import Float, Int, Int32, Tensor
 
 # Which layers a method's parameters serve: every layer its own, all the same, or the first alone.
@@ -46,6 +47,7 @@ class PositionConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_flags(type(self).__name__, is_causal=self.is_causal)
         for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -2,6 +2,7 @@
 
 import torch
 
+from tisa.flags import check_flags
 from tisa.scoring.base import Init, ScoringFunction, check_init, head_parameter
 from tisa.shapes import Float, Int, Int32, Tensor
 
@@ -27,6 +28,7 @@ class T5Buckets(ScoringFunction):
         init: Init = "reference",
     ) -> None:
         super().__init__(num_attention_heads)
+        check_flags("T5Buckets", bidirectional=bidirectional)
         self._per_side = num_buckets // 2 if bidirectional else num_buckets
         if num_buckets < 2 or (bidirectional and num_buckets % 2) or self._per_side < 2:
             raise ValueError(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from tisa.flags import check_flags
 from tisa.positions import PositionConfig
 
 
@@ -37,6 +38,7 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         # A copy: the caller may change its own for the next model, and this one is saved later.
         object.__setattr__(self, "position_options", dict(self.position_options))
+        check_flags("TransformerConfig", is_causal=self.is_causal, share_layers=self.share_layers)
         if self.norm not in ("pre", "post"):
             raise ValueError(f'norm must be "pre" or "post", got {self.norm!r}')
         for name in ("vocab_size", "feed_forward_size", "embedding_width"):

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from tisa.flags import check_flags
 from tisa.positions import Position, PositionConfig, build_position, places_of
 from tisa.shapes import Bool, Float, Int, Int32, Tensor
 from tisa.transformer.attention import AttentionLayer
@@ -36,6 +37,7 @@ class SelfAttention(nn.Module):
         attention_dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        check_flags("SelfAttention", is_causal=is_causal)
         self.embeds = isinstance(position, str)
         if isinstance(position, str):
             if layer != 0:
