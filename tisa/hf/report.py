@@ -48,11 +48,21 @@ def curves_of(model: PreTrainedModel, reach: int = REACH) -> list[torch.Tensor]:
     return [scoring.scores(offsets).detach().cpu() for scoring in scorings]
 
 
+def peak_of(curve: torch.Tensor) -> int | None:
+    """Return the offset of the largest score; None where more than one offset has it."""
+    largest = (curve == curve.max()).nonzero()
+    return int(largest[0]) - len(curve) // 2 if len(largest) == 1 else None
+
+
 def head_of(layer: int, head: int, curve: torch.Tensor) -> dict[str, Any]:
     """Return a head's curve, where it is largest, and what is said of it."""
-    low, high = float(curve.min()), float(curve.max())
-    peak = int(curve.argmax()) - (len(curve) - 1) // 2
-    at = f"largest positive score at {signed(peak)}" if high > 0 else "no positive score"
+    low, high, peak = float(curve.min()), float(curve.max()), peak_of(curve)
+    at = (
+        "largest at several offsets"
+        if peak is None
+        else f"largest positive score at {signed(peak)}"
+    )
+    at = at if high > 0 else "no positive score"
     return {
         "layer": layer,
         "head": head,

@@ -16,6 +16,7 @@ from tisa_lab.criteria.report import disagreements
 # How a number is written; `data-key` beside it says which one of demo.json it is.
 FORMS: dict[str, Callable[[Any], str]] = {
     "count": lambda v: f"{v:,}",
+    "how many": lambda v: f"{len(v):,}",
     "two": lambda v: f"{v:.2f}",
     "three": lambda v: f"{v:.3f}",
     "share": lambda v: f"{100 * v:.0f} %",

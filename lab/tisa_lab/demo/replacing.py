@@ -14,7 +14,7 @@ import tisa.hf
 from tisa.analysis.weights import read_checkpoint
 from tisa.hf.default_text import SENTENCES
 from tisa.hf.families import reason_against
-from tisa.hf.report import curves_of
+from tisa.hf.report import curves_of, peak_of
 from tisa.parameters import is_score
 from tisa.store import read_bytes, write_sealed
 from tisa_lab.demo.measuring import Yardstick
@@ -114,7 +114,6 @@ class Replacing:
 
     def read(self) -> dict[str, Any]:
         """Return every head's curve f(k) after distillation, and what it says."""
-        offsets = list(range(-REACH, REACH + 1))
         heads: list[dict[str, Any]] = []
         for layer, curves in enumerate(curves_of(self._with("distilled.pt"), REACH)):
             for head, curve in enumerate(curves):
@@ -122,7 +121,7 @@ class Replacing:
                     {
                         "layer": layer + 1,
                         "head": head + 1,
-                        "peak": offsets[int(curve.argmax())],
+                        "peak": peak_of(curve),
                         "spread": round(float(curve.max() - curve.min()), 3),
                         "values": [round(float(v), 3) for v in curve],
                     }
@@ -135,7 +134,7 @@ class Replacing:
             "caring": len(caring),
             "before": sum(head["peak"] == -1 for head in caring),
             "after": sum(head["peak"] == 1 for head in caring),
-            "near": sum(abs(head["peak"]) <= 3 for head in caring),
+            "near": sum(head["peak"] in range(-3, 4) for head in caring),
             "threshold": CARES,
         }
 

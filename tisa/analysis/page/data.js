@@ -84,7 +84,7 @@ function kernelsOf(source, layer, head, size, whole) {
   const list = [];
   for (let s = 0; s < most; s++)
     list.push({ a: fits.amplitude[most][head][s], b: fits.sharpness[most][head][s], c: fits.offset[most][head][s] });
-  return { list, constant: fits.constant[most][head], r2: fits.r2[most][head], size: most };
+  return { list, constant: fits.constant[most][head], r2: fits.r2[most][head], size: most, reach: fits.reach };
 }
 
 function kernelSum(list, k) {

@@ -12,7 +12,7 @@ import torch
 
 from tisa.analysis.colours import DIVERGING_DARK, SEQUENTIAL, diverging_map, lookup_table
 from tisa.analysis.spectrum import components
-from tisa.analysis.whole import Analysis
+from tisa.analysis.whole import NEAR, Analysis
 from tisa.shapes import Float, Tensor
 
 BUDGET = 1_200_000
@@ -53,7 +53,8 @@ def packed_model(found: Analysis, numbers: dict[str, Any]) -> dict[str, Any]:
         packed["sources"] += _weights(found, numbers)
     if found.curves:
         parts = [
-            _part(c.curve.label, c.curve.offsets, c.curve.scores) | {"near": fits}
+            _part(c.curve.label, c.curve.offsets, c.curve.scores)
+            | {"near": fits | {"reach": int(c.curve.offsets.abs().max())}}
             for c, fits in zip(found.curves, numbers["curves"], strict=True)
         ]
         note = "the scores that the model itself holds and adds to its logits"
@@ -106,13 +107,13 @@ def _weights(found: Analysis, numbers: dict[str, Any]) -> list[dict[str, Any]]:
         parts = []
         for layer, part in enumerate(by_layer):
             fits = {}
-            if key == "read":
-                fits["near"] = numbers["kernels_near"][layer]
-                if layer == 0:
-                    fits["whole"] = numbers["kernels"]
-            reach = min(REACH, table.shape[0] - 1)
-            last = 0 if model.causal else reach
             here = table.shape[0] - 1  # offset 0
+            if key == "read":
+                fits["near"] = numbers["kernels_near"][layer] | {"reach": min(NEAR, here)}
+                if layer == 0:
+                    fits["whole"] = numbers["kernels"] | {"reach": here}
+            reach = min(REACH, here)
+            last = 0 if model.causal else reach
             curves = part.curves[:, here - reach : here + last + 1]
             maps = _maps(right, scaled, query[layer], other[layer])
             parts.append(

@@ -1,3 +1,5 @@
+const percent = (share, digits = 0) => `${number(share === null ? null : 100 * share, digits)} %`;
+
 // The report: one state, one function per panel, everything redrawn from the state.
 const state = { a: 0, b: -1, view: 0, source: 0, layer: 0, head: 0, kernels: 5, reach: 64, component: 0 };
 const VIEWS = ["P", "its Toeplitz fit", "what the fit leaves", "the table E_P"];
@@ -26,7 +28,7 @@ function summaryPanel(model) {
       card(number(t.off_diagonal), `the same off the main diagonal; chance ${number(t.off_diagonal_null)}`, gauge(t.off_diagonal, t.off_diagonal_null, t.off_diagonal_interval), "toeplitz.table.off_diagonal"),
       card(`${n.layers_as_read[0].sensitive.filter(Boolean).length} of ${n.heads}`, "heads of the first layer are position-sensitive"),
       card(`${n.pca.dimensions_90} of ${n.width}`, "dimensions hold 90 % of the table's variance", null, "pca"),
-      card(`${Math.round(100 * n.input_shares.position)} %`, "of the variance of the first layer's input comes from the position, whatever the word"));
+      card(percent(n.input_shares.position), "of the variance of the first layer's input comes from the position, whatever the word"));
     const rows = [["P = E_P E_Pᵀ", t], ["columns centred", n.toeplitz.centred], ["without the first position", n.toeplitz.without_first], ["as the first layer reads it", n.toeplitz.as_read],
       ...n.blocks.map((block) => [`among positions ${block.start}–${block.end - 1}`, block])];
     if (n.grid) rows.push([`by step on the ${n.grid.rows} × ${n.grid.columns} grid`, n.grid]);
@@ -63,7 +65,7 @@ function gramPanel(model) {
   const low = diverging ? -limit : quantile(gram.map, 0.005), high = diverging ? limit : quantile(gram.map, 0.995);
   return make("div", { class: "row two" }, mapFigure({ values, rows: side, columns: side, low, high, diverging, caption: `${name}: ${VIEWS[state.view]}, R² ${number(model.numbers.toeplitz.table.r2)}`,
     label: `Heat map of ${VIEWS[state.view]} for ${name}, ${n} by ${n} positions, Toeplitz R² ${number(model.numbers.toeplitz.table.r2)}`, ends: ["position 0", `${n - 1}`], side: "↓ position",
-    read: (i, j) => { const p = i * gram.step, q = j * gram.step; return `P[${p}, ${q}] = ${number(gramEntry(model, p, q), 4)} · offset ${q - p}: mean ${number(at(i, j), 4)}`; } }), diagonalFigure(gram, n));
+    read: (i, j) => { const p = i * gram.step, q = j * gram.step; return `P[${p}, ${q}] = ${number(gramEntry(model, p, q), 4)} · offset ${minus(q - p)}: mean ${number(at(i, j), 4)}`; } }), diagonalFigure(gram, n));
 }
 
 // Rows of P over the offset: one line where the table is translation-invariant.
@@ -147,7 +149,7 @@ function curveFigure(model, source, layer, head) {
     kernels.list.forEach((one, s) => parts[s].push(kernels.constant + kernelSum([one], k)));
   }
   const seen = [...ys, ...sum].filter(Number.isFinite), low = Math.min(...seen), high = Math.max(...seen), room = (high - low) * 0.06 || 1;
-  const said = kernels && kernels.size ? `${kernels.size} kernels explain ${number(100 * kernels.r2, 1)} % of it` : "";
+  const said = kernels && kernels.size ? `${kernels.size} kernel${kernels.size > 1 ? "s" : ""} explain${kernels.size > 1 ? "" : "s"} ${percent(kernels.r2, 1)} of it up to distance ${kernels.reach}` : "";
   const place = chart({ width: 560, height: 480, x: [start, end], y: [low - room, high + room], xName: "offset k = key − query", yName: "logit",
     label: `Curve of head ${head + 1}, ${source.layers[layer].label}, over offsets from ${number(start, 0)} to ${number(end, 0)}. ${said}` });
   const inside = (v) => Math.max(place.top, Math.min(place.height - place.bottom, place.py(v))).toFixed(1);
