@@ -61,3 +61,15 @@ def test_times_in_the_analysis_document_are_those_of_the_record():
     assert record["runs"]["bert-base"]["peak_mb"] < 2000
     assert record["runs"]["bert-base"]["page_mb"] < 5
     assert record["runs"]["longformer-4096"]["wall_s"] < 180
+
+
+def test_a_large_model_takes_what_the_document_says():
+    record = json.loads(max((ROOT / "docs/records").glob("*-analysis-large.json")).read_text())
+    document = (ROOT / "docs/analysis.md").read_text()
+    for run in record["runs"].values():
+        size = f"| {run['rows']:,} × {run['width']:,} | {run['wall_s']} s | {run['cpu_s']} s "
+        assert f"{size}| {run['peak_mb']:,} MB |" in document
+        assert (run["layers"], run["width"], run["words"]) == (24, 1024, 50000)
+        assert run["wall_s"] < 180
+        assert run["peak_mb"] < 2000
+    assert [run["rows"] for run in record["runs"].values()] == [512, 32768]
