@@ -128,7 +128,7 @@ def test_what_cannot_be_run_is_said(data_dir, model, tmp_path):
         plan([picture], [], data_dir)
     weights = make_model(tmp_path / "torn") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:3000])
-    with pytest.raises(ValueError, match=r"torn are truncated .*; download them again"):
+    with pytest.raises(ValueError, match=r"torn.*is truncated .*; download it again"):
         starts.stock_model(Cell.of(str(weights.parent), "rte"))
     cell = Cell.of(model, "sts-b", **{**SMALL, "learning_rate": 1e30})
     with pytest.raises((ArithmeticError, ValueError), match="learning_rate"):

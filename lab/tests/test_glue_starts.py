@@ -1,12 +1,14 @@
 """What cells start from: made once, kept whole, found again elsewhere."""
 
 import errno
+import json
 import os
 import threading
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import command
 import tisa.hf
@@ -172,3 +174,36 @@ def test_the_command_makes_starts_alone(data_dir, model, tmp_path, monkeypatch):
     assert len(files(tmp_path / "starts")) == 2
     assert "2/2 rte folded, S = 2, fitted: " in answer.stdout
     assert not (tmp_path / "records.jsonl").exists()
+
+
+def test_a_new_head_is_the_one_that_transformers_draws(model):
+    cell = Cell.of(model, "cola", seed=3)
+    transformers.set_seed(3)
+    auto = transformers.AutoModelForSequenceClassification
+    expected = auto.from_pretrained(model, num_labels=2, dtype=torch.float32).state_dict()
+    found = starts.stock(cell)[1].state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda t: t.pop("encoder.layer.1.output.dense.weight"), r"lack encoder.layer.1.output|"
+         r"lack bert.encoder.layer.1.output"),
+        (lambda t: t.clear() or t.update({"other": torch.ones(9999)}), "lack bert.embeddings"),
+        (lambda t: t.update({"embeddings.LayerNorm.weight": torch.ones(3)}), "must be of shape"),
+    ],
+)  # fmt: skip
+def test_what_is_new_is_the_head_alone(tmp_path, spoil, words):
+    folder = make_model(tmp_path / "bert")
+    tensors = load_file(folder / "model.safetensors")
+    spoil(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=words):
+        starts.stock_model(Cell.of(str(folder), "rte"))
+    config = json.loads((folder / "config.json").read_text())
+    own = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.C"}}
+    (folder / "config.json").write_text(json.dumps(config | own))
+    with pytest.raises(ValueError, match=r"needs code of its own, which is not run"):
+        starts.stock_model(Cell.of(str(folder), "rte"))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from little_models import config_of, model_of
 from tisa.analysis.curves import read_curves
 from tisa.analysis.families import has_table, read_positions
-from tisa.analysis.weights import read_checkpoint
+from tisa.weights import read_checkpoint
 
 TABLES = [
     "BERT", "RoBERTa", "ALBERT", "ELECTRA", "DistilBERT", "MPNet", "Longformer", "GPT-2", "OPT",
@@ -260,3 +261,34 @@ def test_tables_of_cross_attention_are_left_out(tmp_path):
         ].clone()
 
     assert len(read_curves(saved("T5", tmp_path, add))) == 2
+
+
+def test_tensorflows_names_of_layer_norm_are_read(tmp_path):
+    model_of("BERT").save_pretrained(tmp_path)
+    whole = read_positions(read_checkpoint(tmp_path))
+    tensors = {
+        n.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): v
+        for n, v in load_file(tmp_path / "model.safetensors").items()
+    }
+    assert any(name.endswith("gamma") for name in tensors)
+    (tmp_path / "old").mkdir()
+    shutil.copy(tmp_path / "config.json", tmp_path / "old")
+    save_file(tensors, tmp_path / "old" / "model.safetensors")
+    found = read_positions(read_checkpoint(tmp_path / "old"))
+    assert found.eps == whole.eps is not None
+    torch.testing.assert_close(found.query, whole.query)
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["LayerNorm.weight", "word_embeddings.weight", "token_type_embeddings.weight",
+     "0.attention.self.key.bias", "1.attention.self.query.weight"],
+)  # fmt: skip
+def test_what_is_missing_is_not_left_out(tmp_path, end):
+    model_of("BERT").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    (name,) = [n for n in tensors if n.endswith(end) and "output" not in n]
+    save_file({n: v for n, v in tensors.items() if n != name}, path)
+    with pytest.raises(ValueError, match=f"{re.escape(name)}.*is missing"):
+        read_positions(read_checkpoint(tmp_path))

@@ -155,9 +155,10 @@ def test_logits_on_text_are_those_of_the_first_layer(little):
     from transformers import AutoModel, AutoTokenizer
 
     from tisa.analysis.text import attention_by_offset
+    from tisa.weights import read_checkpoint
 
     text = " ".join(f"w{(5 * i) % 36}" for i in range(14))
-    found = attention_by_offset(little / "bert", text, length=32)
+    found = attention_by_offset(read_checkpoint(little / "bert"), text, length=32)
     model = AutoModel.from_pretrained(little / "bert")
     ids = AutoTokenizer.from_pretrained(little / "bert")(text, return_tensors="pt")["input_ids"]
     attention = model.encoder.layer[0].attention.self

@@ -8,7 +8,7 @@ from tisa.analysis import analyze, numbers_of
 from tisa.analysis.curves import read_curves
 from tisa.analysis.figures import figures_of
 from tisa.analysis.page.packing import packed_model
-from tisa.analysis.weights import read_checkpoint
+from tisa.weights import read_checkpoint
 
 
 @pytest.mark.parametrize(

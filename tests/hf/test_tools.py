@@ -144,7 +144,7 @@ def test_a_head_that_the_checkpoint_lacks_is_left_out(name, tmp_path):
     named = {**config, "architectures": [type(whole).__name__]}
     (tmp_path / "config.json").write_text(json.dumps(named))
     with pytest.warns(UserWarning, match=r"lacks the head's weights .*, as (Bert|MPNet)Model$"):
-        found, _ = load_stock(str(tmp_path))
+        found, *_ = load_stock(str(tmp_path))
     assert type(found).__name__ == config["architectures"][0]
     with torch.no_grad():
         assert torch.equal(found(**inputs())[0], base(**inputs())[0])
@@ -154,7 +154,7 @@ def test_torn_weights_are_said_in_a_sentence(tmp_path):
     original("bert").save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:3000])
-    with pytest.raises(ValueError, match=r"are truncated or corrupted .*; download them again"):
+    with pytest.raises(ValueError, match=r"is truncated or corrupted .*; download it again"):
         load_stock(str(tmp_path))
 
 
@@ -190,7 +190,7 @@ def test_weights_that_are_tied_need_not_be_in_the_checkpoint(name, tmp_path):
         {k: v for k, v in kept.items() if k not in buffers},
         tmp_path / "model.safetensors", metadata={"format": "pt"},
     )  # fmt: skip
-    found, _ = load_stock(str(tmp_path))
+    found, *_ = load_stock(str(tmp_path))
     assert type(found) is type(whole)
     assert torch.equal(logits(found, **inputs()), logits(whole, **inputs()))
 
@@ -391,14 +391,14 @@ def test_what_cannot_be_measured_is_written_all_the_same(encoder, tmp_path):
 
 
 def test_texts_are_measured_without_a_token_to_pad_with(encoder):
-    model, tokenizer = load_stock(str(encoder))
+    model, tokenizer, _ = load_stock(str(encoder))
     wanted = measure.embeddings(model, tokenizer, lines(5))
     tokenizer.pad_token = None
     torch.testing.assert_close(measure.embeddings(model, tokenizer, lines(5)), wanted)
 
 
 def test_order_match_is_chance_without_positions(encoder):
-    model, tokenizer = load_stock(str(encoder))
+    model, tokenizer, _ = load_stock(str(encoder))
     blind = tisa.hf.convert(
         model, positions="replace", init="zero", calibration=lines(), tokenizer=tokenizer
     )
@@ -410,7 +410,7 @@ def test_order_match_is_chance_without_positions(encoder):
 
 
 def test_pieces_have_the_lengths_asked_for(encoder):
-    _, tokenizer = load_stock(str(encoder))
+    _, tokenizer, _ = load_stock(str(encoder))
     found = [len(tokenizer(x)["input_ids"]) for x in pieces(lines(), tokenizer, (8, 60))]
     assert min(found) < 15
     assert 40 < max(found) < 90
@@ -467,7 +467,7 @@ def test_mistakes_on_the_command_line(encoder, tmp_path, more, words):
 
 
 def test_the_built_in_text_serves_where_none_is_given_and_says_so(encoder):
-    model, tokenizer = load_stock(str(encoder))
+    model, tokenizer, _ = load_stock(str(encoder))
     with pytest.warns(UserWarning, match="built-in English"):
         converted = tisa.hf.convert(model, positions="replace", init="zero", tokenizer=tokenizer)
     assert converted.config.tisa["first_token_id"] == tokenizer.cls_token_id

@@ -6,8 +6,8 @@
 Weights are read, no forward pass is run unless a text is given. docs/analysis.md has the
 definitions. From bottom to top:
 
-    weights.py      a model's config and tensors, from disk or the hub
     decoders.py     whose attention is causal
+    tensors.py      a model's tensors by name, none missing, all of one model
     families.py     where each family keeps its positions, and how its heads read them
     curves.py       curves that a model holds as such: T5 tables, TISA's kernels
     toeplitz.py     the Toeplitz fit and its R²

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from tisa.analysis.decoders import is_causal
-from tisa.analysis.weights import Checkpoint
 from tisa.offsets import offset_range
 from tisa.scoring import TISA, NearFar, ScoringFunction, T5Buckets
 from tisa.shapes import Float, Int, Tensor
+from tisa.weights import Checkpoint
 
 # Parameter names by which a scoring function of this package is recognised in a checkpoint.
 SCORING = {
@@ -82,8 +82,16 @@ def _kernels(checkpoint: Checkpoint, reach: int) -> list[Curve]:
         for name, tensor in _matching(checkpoint.tensors, parameters[0]):
             prefix = name.removesuffix(parameters[0])
             names = [prefix + p for p in parameters]
-            if set(names) & seen or any(n not in checkpoint.tensors for n in names):
+            if set(names) & seen:
                 continue
+            lacking = [n for n in names if n not in checkpoint.tensors]
+            if lacking and kind is NearFar:
+                continue  # TISA's kernels alone, under names that end alike.
+            if lacking:
+                raise ValueError(
+                    f"{checkpoint.name}: the tensor {lacking[0]!r} is missing; the file is "
+                    "incomplete, download it again"
+                )
             seen |= set(names)
             if tensor.ndim != 2:
                 raise ValueError(

@@ -9,7 +9,6 @@ x̂ = (x − mean)/deviation, then γ ⊙ x̂ + β. Everything after x̂ is line
 per head, whose last row is what does not depend on x̂.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,9 @@ from typing import Any
 import torch
 
 from tisa.analysis.decoders import is_causal
-from tisa.analysis.weights import Checkpoint
+from tisa.analysis.tensors import Reader
 from tisa.shapes import Float, Tensor
+from tisa.weights import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Family:
     # LayerNorm's epsilon: under this name in the config; where that is not there, this.
     eps_name: str | None = "layer_norm_eps"
     eps: float = 1e-12
+    # What the config calls their number.
+    layers: tuple[str, ...] = ("num_hidden_layers", "n_layers", "n_layer")
 
 
 _BERT: dict[str, Any] = dict(
@@ -76,7 +78,7 @@ FAMILIES = (
         **_SELF,
         "query": "encoder.albert_layer_groups.{}.albert_layers.0.attention.query",
         "key": "encoder.albert_layer_groups.{}.albert_layers.0.attention.key",
-    }, projection="encoder.embedding_hidden_mapping_in"),
+    }, projection="encoder.embedding_hidden_mapping_in", layers=("num_hidden_groups",)),
     Family("MPNet", ("mpnet",), **_BERT, query="encoder.layer.{}.attention.attn.q",
            key="encoder.layer.{}.attention.attn.k", leading="padding",
            special_first="the first token (<s>)"),
@@ -90,7 +92,7 @@ FAMILIES = (
            key="layers.{}.attention.k_proj", layer_norm="layers.{}.layernorm_before"),
     Family("GPT-2", ("gpt2",), "wpe.weight", "wte.weight", "h.{}.attn.c_attn", "h.{}.attn.c_attn",
            layer_norm="h.{}.ln_1", fused=True, eps_name="layer_norm_epsilon", eps=1e-5),
-    Family("Whisper decoder", ("whisper",), **_DECODER),
+    Family("Whisper decoder", ("whisper",), **_DECODER, layers=("decoder_layers",)),
     Family("OPT", ("opt",), **_DECODER, leading="two", special_first="the first token (</s>)"),
     Family("ELECTRA", ("electra",), **_BERT, **_SELF, projection="embeddings_project"),
     Family("Longformer", ("longformer",), **_BERT, **_SELF, leading="padding"),
@@ -150,7 +152,7 @@ def read_positions(checkpoint: Checkpoint, *, biases: bool = False) -> PositionM
     if found is None:
         raise ValueError(f"{checkpoint.name}: {why_not(checkpoint)}")
     family, prefix = found
-    reader = _Reader(checkpoint, prefix)
+    reader = Reader(checkpoint, prefix)
     table = reader(family.positions)
     table = table[0] if table.ndim == 3 else table
     leading = _leading_rows(family, checkpoint.config, table.shape[0])
@@ -162,21 +164,28 @@ def read_positions(checkpoint: Checkpoint, *, biases: bool = False) -> PositionM
         )
     heads = _head_count(checkpoint, family)
     projection, shift = _projection(reader, family)
-    normalised = reader.has(family.norm, ".weight") or reader.has(family.layer_norm, ".weight", 0)
-    if checkpoint.config.get("do_layer_norm_before") is False:  # OPT-350m normalises after
-        normalised = False
+    # OPT-350m normalises after, and some OPT without numbers of its own.
+    switches = ("do_layer_norm_before", "layer_norm_elementwise_affine")
+    normalised = all(checkpoint.config.get(name) is not False for name in switches)
     query: list[Tensor] = []
     key: list[Tensor] = []
     raw_query: list[Tensor] = []
     raw_key: list[Tensor] = []
-    layers = reader.layers(family.query)
+    layers = reader.layers(family.query, family.layers)
+    reader.layers(family.key, family.layers)
+    words = _words(reader, family)
+    reader.check_tables(table.shape[0] - 2 * (family.leading == "two"), table, words)
     for layer in layers:
         weights = _query_key(reader, family, layer)
+        inner = table.shape[1] if projection is None else projection.shape[0]
+        reader.check_maps(family.query.format(layer), inner, [weight for weight, _ in weights])
         gamma, beta = torch.ones(table.shape[1]), torch.zeros(table.shape[1])
         if normalised:
             norm = family.norm or family.layer_norm
             assert norm is not None
-            gamma, beta = (reader(norm.format(layer) + end) for end in (".weight", ".bias"))
+            gamma, beta = (
+                reader(norm.format(layer) + end, table.shape[1:]) for end in (".weight", ".bias")
+            )
         for (weight, bias), maps, raws in zip(
             weights, (query, key), (raw_query, raw_key), strict=True
         ):
@@ -197,7 +206,7 @@ def read_positions(checkpoint: Checkpoint, *, biases: bool = False) -> PositionM
         leading_rows=leading,
         special_first=family.special_first,
         grid=_grid(family, checkpoint.config, positions.shape[0]),
-        words=_words(reader, family),
+        words=words,
         constant=_constant(reader, family, table.shape[1]),
         eps=_eps(family, checkpoint.config) if normalised else None,
         query=torch.stack(query),
@@ -227,31 +236,6 @@ def why_not(checkpoint: Checkpoint) -> str:
         f"no position table found in this model (model_type {model_type}); expected {known}, "
         "a T5-style table or TISA's kernels"
     )
-
-
-class _Reader:
-    """The checkpoint's tensors in float32, under the prefix of the task model."""
-
-    def __init__(self, checkpoint: Checkpoint, prefix: str) -> None:
-        self.checkpoint, self.prefix = checkpoint, prefix
-
-    def __call__(self, name: str) -> Tensor:
-        full = self.prefix + name
-        if full not in self.checkpoint.tensors:
-            raise ValueError(
-                f"{self.checkpoint.name}: the tensor {full!r} is missing; "
-                "the file is incomplete, download it again"
-            )
-        return self.checkpoint.read(full)
-
-    def has(self, name: str | None, end: str = "", layer: int = 0) -> bool:
-        return (
-            name is not None and self.prefix + name.format(layer) + end in self.checkpoint.tensors
-        )
-
-    def layers(self, name: str) -> list[int]:
-        pattern = re.compile(re.escape(self.prefix + name).replace(r"\{\}", r"(\d+)") + r"\.weight")
-        return sorted({int(m[1]) for n in self.checkpoint.tensors if (m := pattern.fullmatch(n))})
 
 
 def _relative(checkpoint: Checkpoint) -> str | None:
@@ -324,7 +308,7 @@ def _head_count(checkpoint: Checkpoint, family: Family) -> int:
     )
 
 
-def _projection(reader: _Reader, family: Family) -> tuple[Tensor | None, Tensor | None]:
+def _projection(reader: Reader, family: Family) -> tuple[Tensor | None, Tensor | None]:
     if not reader.has(family.projection, ".weight"):
         return None, None
     return reader(f"{family.projection}.weight"), reader(f"{family.projection}.bias")
@@ -339,7 +323,7 @@ def _through(
 
 
 def _query_key(
-    reader: _Reader, family: Family, layer: int
+    reader: Reader, family: Family, layer: int
 ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
     """Return W (input, output) and bias of the layer's queries and of its keys."""
     if family.fused:  # GPT-2's Conv1D: (input, query | key | value)
@@ -358,15 +342,15 @@ def _query_key(
 
 
 def _by_head(weight: Tensor, heads: int) -> Tensor:
-    if weight.shape[1] % heads:
+    if heads < 1 or weight.shape[1] % heads:
         raise ValueError(
             f"config.json: expected num_attention_heads to divide {weight.shape[1]}, got {heads}"
         )
     return weight.reshape(weight.shape[0], heads, -1).transpose(0, 1).contiguous()
 
 
-def _words(reader: _Reader, family: Family) -> Tensor | None:
-    if family.words is None or not reader.has(family.words):
+def _words(reader: Reader, family: Family) -> Tensor | None:
+    if family.words is None:
         return None
     words = reader(family.words)
     if reader.has("decoder.project_in.weight"):  # OPT-350m: only words are mapped
@@ -374,8 +358,9 @@ def _words(reader: _Reader, family: Family) -> Tensor | None:
     return words
 
 
-def _constant(reader: _Reader, family: Family, width: int) -> Tensor:
-    if family.types is None or not reader.has(family.types):
+def _constant(reader: Reader, family: Family, width: int) -> Tensor:
+    wanted = reader.checkpoint.config.get("type_vocab_size", 0)
+    if family.types is None or not (wanted or reader.has(family.types)):
         return torch.zeros(width)
     constant = reader(family.types)
     return constant[0] if constant.ndim == 2 else constant

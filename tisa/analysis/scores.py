@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from tisa.analysis.weights import name_of
+from tisa.weights import name_of
 
 
 def read_scores(path: Path, models: Sequence[str]) -> dict[str, float]:

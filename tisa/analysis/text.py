@@ -7,7 +7,6 @@ is by how much a logit lies above the mean of its row. Special tokens ([CLS], [S
 as queries and as keys: they are where attention rests when it has nothing to look at.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,6 +19,7 @@ from tisa.offsets import offset_range, sum_diagonals
 from tisa.packages import needed
 from tisa.shapes import Bool, Float, Int, Tensor
 from tisa.store import told
+from tisa.weights import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,16 @@ def read_text(path: Path) -> str:
 
 
 def attention_by_offset(
-    folder: Path,
+    checkpoint: Checkpoint,
     text: str,
     *,
     length: int = 256,
     windows: int = 16,
+    trust_remote_code: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> TextCurves:
     """Return logits and weights by offset, averaged over windows of the text."""
-    model, tokenizer = _load(folder)
+    model, tokenizer = _load(checkpoint, trust_remote_code)
     batches, before, after = _windows(tokenizer, text, length, windows)
     total = None
     for number, ids in enumerate(batches):
@@ -68,7 +69,9 @@ def attention_by_offset(
         if model.config.model_type == "longformer":
             layers = tuple(_unrolled(layer[0])[None] for layer in layers)
         if not layers or any(layer is None for layer in layers):
-            raise ValueError(f"text: {folder} returns no attention weights; give no text")
+            raise ValueError(
+                f"text: {checkpoint.folder} returns no attention weights; give no text"
+            )
         sums = torch.stack([_by_offset(layer[0].float(), plain, length) for layer in layers], 1)
         total = sums if total is None else total + sums
     assert total is not None
@@ -131,31 +134,25 @@ def _windows(
     return [[*first, *part, *last] for part in parts], len(first), len(last)
 
 
-def _model_type(folder: Path) -> Any:
-    config = folder / "config.json"
-    return json.loads(config.read_text()).get("model_type") if config.is_file() else None
-
-
-def _load(folder: Path) -> tuple[Any, Any]:
+def _load(checkpoint: Checkpoint, trust_remote_code: bool) -> tuple[Any, Any]:
     needed("transformers", "text", "tisa[hf]")
-    from transformers import AutoModel, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    if str(_model_type(folder)).startswith("tisa-"):
-        import_module("tisa.hf")  # registers converted models with the Auto classes
-    logging.disable_progress_bar()
+    # Registers converted models with the Auto classes too.
+    loading = import_module("tisa.hf.registry")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = AutoModel.from_pretrained(
-            folder, attn_implementation="eager", local_files_only=True, dtype=torch.float32
-        )
+        tokenizer = loading.tokenizer_of(checkpoint.folder, trust_remote_code=trust_remote_code)
+        if tokenizer is None:
+            raise ValueError("there is no tokenizer that it can read")
+        config = loading.config_of(checkpoint, trust_remote_code=trust_remote_code)
+        model = loading.proved(
+            loading.base_class(config, checkpoint), config, checkpoint,
+            attn_implementation="eager", dtype=torch.float32,
+        )  # fmt: skip
     except Exception as failed:
         # transformers raises whatever its models and tokenizers raise.
-        reason = " ".join(str(failed).split())[:200]
+        reason = " ".join(str(failed).split())[:300]
         raise ValueError(
-            f"text: transformers cannot load model and tokenizer from {folder} ({reason}); "
-            "without a text the weights alone are analysed"
+            f"text: transformers cannot load model and tokenizer from {checkpoint.folder} "
+            f"({reason}); without a text the weights alone are analysed"
         ) from None
     model = model.eval()
     reads_words = isinstance(model.get_input_embeddings(), torch.nn.Embedding)

@@ -17,9 +17,9 @@ from tisa.analysis.resampling import Null, bootstrap_interval, gaussian_null
 from tisa.analysis.spectrum import Spectrum, principal_components
 from tisa.analysis.text import TextCurves, attention_by_offset
 from tisa.analysis.toeplitz import centred, diagonals
-from tisa.analysis.weights import read_checkpoint
 from tisa.offsets import offset_range
 from tisa.shapes import Float, Tensor
+from tisa.weights import read_checkpoint
 
 NEAR = 64
 # Kernels in the largest fit: of the first layer and learned curves, and of deeper layers.
@@ -81,6 +81,7 @@ def analyze(
     text: str | None = None,
     biases: bool = False,
     seed: int = 0,
+    trust_remote_code: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Analysis:
     """Return the analysis of a local folder, a weight file, or a model on the hub.
@@ -90,6 +91,7 @@ def analyze(
         text: run the model on this text too: mean logits by offset for every layer.
         biases: add the biases of queries and keys to F̂_P; the paper's product has none.
         seed: of null, bootstrap and the sample of words.
+        trust_remote_code: with a text, run code that lies beside the model.
         progress: called with a few words at every step.
     """
     tell = progress or (lambda step: None)
@@ -113,8 +115,9 @@ def analyze(
             )
         if text is not None:
             found["text"] = attention_by_offset(
-                checkpoint.folder, text, length=length, progress=progress
-            )
+                checkpoint, text, length=length, progress=progress,
+                trust_remote_code=trust_remote_code,
+            )  # fmt: skip
     return Analysis(checkpoint.name, family, **found)
 
 

@@ -48,7 +48,7 @@ def command(
     function = _function(score) if score else None
     check_new_folder(out)
     if dry_run:
-        stock, _ = load_stock(model)
+        stock, *_ = load_stock(model, trust_remote_code=options["trust_remote_code"])
         reason = hf.families.reason_against(stock, options["positions"])
         if reason is not None:
             raise ValueError(f"{model} cannot be converted: {reason}")

@@ -6,7 +6,7 @@ core.py          all that a saved model needs to run: imported here, and copied 
 families.py      what there is to convert in a model, or why there is none
 implementations.py  what the package hands to `core`: the operator, FlexAttention, layers together
 card.py          what lies beside a saved model: a card, the copy of `core`
-registry.py      `core` given the package's parts, converted models in the Auto classes
+registry.py      which class a model has; a checkpoint in it, each parameter proved
 transformer.py   our own pretrained transformers behind the Auto classes
 default_text.py  what is calibrated on where no text is given
 calibration.py   texts in, token batches and folded vectors out

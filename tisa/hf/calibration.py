@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tisa.hf import families
+from tisa.hf.registry import tokenizer_of
 from tisa.shapes import Bool, Float, Int, Tensor
 
 # Of one layer's attention weights, over all batches: enough to fit a curve, and soon gone through.
@@ -103,15 +104,8 @@ def pieces(
 
 def load_tokenizer(model: PreTrainedModel) -> Any:
     """Return the tokenizer that lies beside the model's weights, or None."""
-    from transformers import AutoTokenizer
-
     name = getattr(model, "name_or_path", "")
-    if not name:
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError):
-        return None
+    return tokenizer_of(name) if name else None
 
 
 def ends_of(sequences: list[Tokens], tokenizer: Any = None) -> Ends:

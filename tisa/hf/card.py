@@ -61,6 +61,9 @@ def card_of(model: PreTrainedModel) -> str:
         "zero": "The scores began at 0, where they change nothing.",
         "reference": "The scores began with the random kernels of the author's code.",
     }[tisa["start"]]
+    made_from = tisa.get("made_from", {})
+    files = made_from.get("weights") or {"all tensors": made_from.get("tensors", "not known")}
+    sums = "\n".join(f"- {name}: {digest}" for name, digest in files.items())
     # A name on the hub, not a folder: the hub then links both models.
     hub = str(origin).count("/") == 1 and not Path(str(origin)).exists() and origin[0] not in "./~"
     base = f"base_model: {origin}\n" if hub else ""
@@ -83,6 +86,11 @@ from transformers import AutoModel
 
 model = AutoModel.from_pretrained("path/to/this/folder")
 ```
+
+SHA-256 of what it was made from:
+
+{sums}
+- tokens of the calibration text: {made_from.get("calibration") or "none was needed"}
 
 Method: Wennberg & Henter, "The Case for Translation-Invariant Self-Attention in Transformer-Based
 Language Models", ACL 2021.
@@ -109,7 +117,14 @@ def seal(
     paths = {path for some in patterns for path in folder.glob(some) if path.is_file()}
     paths |= {folder / "config.json", folder / f"{REMOTE}.py"}
     names = {path.relative_to(folder).as_posix() for path in paths} - {"README.md", MANIFEST}
-    told = {"model": model.config.name_or_path, "tisa": model.config.tisa, CODE: tisa.__version__}
+    made_from = model.config.tisa.get("made_from", {})
+    told = {
+        "model": model.config.name_or_path,
+        "weights": made_from.get("weights") or made_from.get("tensors"),
+        "calibration": made_from.get("calibration"),
+        "tisa": model.config.tisa,
+        CODE: tisa.__version__,
+    }
     seal_folder(folder, KIND, told, names)
 
 

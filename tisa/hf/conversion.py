@@ -1,15 +1,19 @@
 """A pretrained model in, the same model with scores of the offset out."""
 
 import copy
+import hashlib
+import json
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
 from transformers import PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tisa.flags import check_flags
 from tisa.hf import families
 from tisa.hf.calibration import (
+    Tokens,
     batches_of,
     ends_of,
     fold_vectors,
@@ -19,6 +23,7 @@ from tisa.hf.calibration import (
 from tisa.hf.core import FORMAT, TABLES, Folded, model_class
 from tisa.hf.fit import fit_scores
 from tisa.hf.registry import LIFTED, register_type
+from tisa.store import tensors_digest
 
 Positions = Literal["keep", "replace"]
 Start = Literal["reference", "zero", "fit"]
@@ -79,6 +84,11 @@ def convert(
         "first_token_id": ends.first if ends else -1,
         "last_token_id": ends.last if ends else -1,
         "replaced_parameters": _table_size(model) if positions == "replace" else 0,
+        "made_from": {
+            "model": model.config.name_or_path,
+            "tensors": tensors_digest(model.state_dict()),
+            "calibration": None if sequences is None else _digest(sequences),
+        },
     }
     converted = _rebuilt(model, described)
     if fold:
@@ -110,6 +120,8 @@ def _check(
     if not isinstance(num_kernels, int) or num_kernels < 0:
         raise ValueError(f"convert: num_kernels must be a whole number from 0, got {num_kernels}")
     reason = families.reason_against(model, positions)
+    if reason is None and model.config.model_type not in CONFIG_MAPPING:
+        reason = f"{model.config.model_type} is no model type of transformers, which would load it"
     if reason is not None:
         raise ValueError(f"convert: this model cannot be converted: {reason}")
     if init == "fit" and positions == "keep":
@@ -130,6 +142,11 @@ def _check(
             f"convert: position vectors are {width} wide and word vectors {words.embedding_dim}, "
             'a projection between them; only positions="keep" works here'
         )
+
+
+def _digest(sequences: list[Tokens]) -> str:
+    """Return the SHA-256 of token sequences."""
+    return hashlib.sha256(json.dumps(sequences).encode()).hexdigest()
 
 
 def _table_size(model: PreTrainedModel) -> int:

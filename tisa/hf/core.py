@@ -582,16 +582,26 @@ class Converted(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return the model from a folder or the hub; one that lacks scores is an error."""
+        """Return the model from a folder or the hub; what lacks more than a head is an error.
+
+        Without its pooler where there is none in the checkpoint, and no head that needs one.
+        """
         wanted = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        missing = [k for k in info["missing_keys"] if "offset_scores" in k or k.endswith(".fold")]
-        if missing:
+        body = "" if model.base_model is model else f"{model.base_model_prefix}."
+        missing = {k for k in info["missing_keys"] if k.startswith(body)}
+        pooler = {k for k in missing if "pooler" in k.split(".")}
+        if missing - pooler:
             raise ValueError(
-                f"{args[0] if args else cls.__name__}: the checkpoint lacks the position scores "
-                f"({', '.join(sorted(missing)[:3])} and so on, {len(missing)} tensors); "
-                "take a whole one, or convert the stock model with tisa.hf.convert"
+                f"{args[0] if args and args[0] else cls.__name__}: the checkpoint lacks "
+                f"{', '.join(sorted(missing - pooler)[:3])} and so on, "
+                f"{len(missing - pooler)} tensors; take a whole one, or convert the stock model "
+                "with tisa.hf.convert"
             )
+        own = getattr(model, "pooler", None)
+        if pooler and own is not None and len(pooler) == len(own.state_dict()):
+            model.pooler = None
+            info["missing_keys"] -= pooler
         return (model, info) if wanted else model
 
     def _init_weights(self, module: Any) -> None:

@@ -47,6 +47,7 @@ def convert_folder(
     score: Score | None = None,
     device: str | torch.device | None = None,
     seed: int = 0,
+    trust_remote_code: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Done:
     """Write the converted model of a folder or hub name into `out`, and return what was measured.
@@ -67,6 +68,7 @@ def convert_folder(
         score: a score of one's own: (model, tokenizer) → number.
         device: where to compute; None: a GPU where there is one.
         seed: of the pieces that are cut and of the distillation.
+        trust_remote_code: run code that lies beside the model, as its tokenizer's.
         progress: called with (layers fitted, layers).
     """
     check_flags("convert_folder", fold=fold, shared=shared, measured=measured)
@@ -78,7 +80,7 @@ def convert_folder(
     if texts is not None and len(texts) < 2:
         raise ValueError(f"texts must be two or more, half of them is held out; got {len(texts)}")
     place = device_named(device)
-    original, tokenizer = load_stock(model)
+    original, tokenizer, checkpoint = load_stock(model, trust_remote_code=trust_remote_code)
     # What the hub does not give is known before anything is fitted.
     beside = sentence_folder(model)
     original = original.to(place).eval()
@@ -98,6 +100,7 @@ def convert_folder(
         fold_by="tokens" if lengths is None else "inputs", shared=shared,
         calibration=calibration, tokenizer=tokenizer, progress=progress,
     ).eval()  # fmt: skip
+    converted.config.tisa["made_from"]["weights"] = checkpoint.digests()
     if distil_steps is not None or distil_minutes is not None:
         distil(
             converted, original, calibration or default_texts(), tokenizer=tokenizer,

@@ -4,102 +4,104 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import transformers
-from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModel, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tisa.hf.card import KIND, seal
+from tisa.hf.card import seal
 from tisa.hf.core import model_class as converted_class
-from tisa.hf.registry import LIFTED, register_type
+from tisa.hf.registry import (
+    LIFTED,
+    Lacking,
+    base_class,
+    config_of,
+    model_classes,
+    proved,
+    register_type,
+    tokenizer_of,
+)
 from tisa.hf.sentence import copy_sentence_files, sentence_folder
-from tisa.store import check_folder
+from tisa.weights import Checkpoint, read_checkpoint
+
+# Of what `from_pretrained` takes: how the hub's copy is found.
+HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 
 
-def load_stock(name: str) -> tuple[PreTrainedModel, Any]:
-    """Return the model in the class that its config names, and its tokenizer or None.
+def load_stock(
+    name: str, *, trust_remote_code: bool = False
+) -> tuple[PreTrainedModel, Any, Checkpoint]:
+    """Return the model in the class that its config names, its tokenizer or None, and its files.
 
     Without its head, and a warning says so, where transformers does not have the class or the
-    checkpoint no weights for the head, which would be random.
+    checkpoint no weights for the head, which would be random. What lacks anything else is refused.
     """
-    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
-        raise ValueError(
-            f"model must be a model's folder or its name on the hub, got {name}, which is no folder"
-        )
-    config = AutoConfig.from_pretrained(name)
-    named = (getattr(config, "architectures", None) or [""])[0]
-    cls = getattr(transformers, named, AutoModel)
-    if named and not hasattr(transformers, named):
+    checkpoint = read_checkpoint(name)
+    config = config_of(checkpoint, trust_remote_code=trust_remote_code)
+    config.name_or_path = name
+    base = base_class(config, checkpoint)
+    named = (config.architectures or [base.__name__])[0]
+    cls = model_classes(type(config)).get(named, base)
+    if named != cls.__name__:
         warnings.warn(
             f"{name}: its config names {named}, a class that transformers does not have; taken "
             "without its head. Load it with your class, and convert it with tisa.hf.convert",
             stacklevel=2,
         )
     try:
-        model, info = cls.from_pretrained(name, output_loading_info=True)
-    except SafetensorError as broken:
-        raise ValueError(
-            f"{name}: the weights are truncated or corrupted ({broken}); download them again"
-        ) from None
-    random_ones = _random_head(model, set(info["missing_keys"]))
-    if random_ones:
-        model = AutoModel.from_pretrained(name)
+        model = proved(cls, config, checkpoint)
+    except Lacking as lacking:
+        if not lacking.whole_head:
+            raise
+        model = proved(base, config, checkpoint)
         warnings.warn(
             f"{name}: its config names {named}, but the checkpoint lacks the head's weights "
-            f"({', '.join(random_ones[:3])}{', …' if len(random_ones) > 3 else ''}); taken without "
-            f"the head, as {type(model).__name__}",
+            f"({lacking.names}); taken without the head, as {type(model).__name__}",
             stacklevel=2,
         )
-    try:
-        return model, AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError):
-        return model, None
+    return model, tokenizer_of(name, trust_remote_code=trust_remote_code), checkpoint
 
 
-def _random_head(model: PreTrainedModel, missing: set[str]) -> list[str]:
-    """Return the names of parameters outside the base model that no checkpoint gave a value."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    # A tied weight is read under one of its names.
-    read = {id(p) for key, p in parameters.items() if key not in missing}
-    read |= {id(p) for p in model.base_model.parameters()}
-    return sorted(k for k in missing & parameters.keys() if id(parameters[k]) not in read)
-
-
-def load(name: str, *, model_class: Any = None, **kwargs: Any) -> PreTrainedModel:
+def load(
+    name: str,
+    *,
+    model_class: Any = None,
+    new_head: bool = False,
+    **kwargs: Any,
+) -> PreTrainedModel:
     """Return a saved converted model in the class that it was saved in, whatever its type is.
 
-    The Auto classes do the same for the types that are registered with them from the start.
+    The Auto classes do the same for the types that are registered with them from the start. Each of
+    its parameters is the file's, or it is an error that names what is missing.
 
     Args:
         name: a folder, or a name on the hub.
-        model_class: the class of the model that was converted, where transformers does not have it.
+        model_class: the class of the model that was converted, where transformers does not have it;
+            or another one for it.
+        new_head: a head that the file lacks is drawn at random, to be trained.
         **kwargs: for `from_pretrained`.
     """
-    if Path(name).is_dir():
-        # A model that somebody else saved has no manifest.
-        check_folder(Path(name), KIND)
-    values, _ = PreTrainedConfig.get_config_dict(name)
-    described = values.get("tisa")
-    if not isinstance(described, dict):
+    hub = {key: kwargs.pop(key) for key in HUB if key in kwargs}
+    checkpoint = read_checkpoint(name, **hub)
+    described = checkpoint.config.get("tisa")
+    if not isinstance(described, dict) or described.get("base_model_type") not in CONFIG_MAPPING:
         raise ValueError(f"load: {name} is no converted model; make one with tisa.hf.convert")
+    stock_config = CONFIG_MAPPING[described["base_model_type"]]
     register_type(described["base_model_type"])
-    stock = str((values.get("architectures") or [""])[0]).removeprefix("Tisa")
-    if model_class is None and stock and not hasattr(transformers, stock):
+    config = config_of(checkpoint)
+    config.name_or_path = str(name)
+    stock = str((config.architectures or [""])[0]).removeprefix("Tisa")
+    cls = model_class or (model_classes(stock_config).get(stock) if stock else AutoModel)
+    if cls is None:
         raise ValueError(
             f"load: {name} is a converted {stock}, a class that transformers does not have; give "
             f"it: tisa.hf.load(…, model_class={stock}), or model_class=AutoModel for the model "
             "without its head"
         )
-    cls = model_class or getattr(transformers, stock or "AutoModel")
     # An Auto class knows the converted ones.
-    cls = converted_class(cls) if hasattr(cls, "config_class") else cls
-    loaded: PreTrainedModel = cls.from_pretrained(name, **kwargs)
-    return loaded
+    if hasattr(cls, "config_class"):
+        made = converted_class(cls)
+    else:
+        made = cls._model_mapping[type(config)]
+    return proved(made, config, checkpoint, new_head=new_head, **kwargs)
 
 
 def save(

@@ -13,6 +13,8 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
 )
 
+from tisa.weights import refuse_links
+
 LIST = "modules.json"
 FILES = (LIST, "config_sentence_transformers.json", "sentence_bert_config.json")
 
@@ -57,10 +59,14 @@ def sentence_folder(name: str) -> Path | None:
 
 def copy_sentence_files(folder: Path, out: Path, *, max_seq_length: int | None = None) -> None:
     """Copy them beside a converted model, with another limit to the length of its inputs."""
+    modules = _modules(folder)
+    parts = [folder / module["path"] for module in modules]
+    refuse_links(folder)
+    refuse_links(folder, [path for part in parts for path in (part, *part.rglob("*"))])
     for name in FILES:
         if (folder / name).is_file():
             shutil.copy(folder / name, out / name)
-    for module in _modules(folder):
+    for module in modules:
         (out / module["path"]).mkdir(parents=True, exist_ok=True)
         if (folder / module["path"]).is_dir():
             shutil.copytree(folder / module["path"], out / module["path"], dirs_exist_ok=True)

@@ -61,6 +61,20 @@ class _Base(PreTrainedModel):
     base_model_prefix = ""
     supports_gradient_checkpointing = False
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return the model from a folder or the hub; each of its parameters is the file's."""
+        wanted = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        missing = sorted(info["missing_keys"])
+        if missing:
+            raise ValueError(
+                f"{args[0] if args else cls.__name__}: the weights lack {', '.join(missing[:3])}"
+                f"{' and more' if len(missing) > 3 else ''} of a {cls.__name__}; take AutoModel "
+                "for a model without a head, or the whole file"
+            )
+        return (model, info) if wanted else model
+
     def _init_weights(self, module: nn.Module) -> None:
         # Every module of the package has drawn its own initial values.
         return

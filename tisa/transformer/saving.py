@@ -19,6 +19,7 @@ from tisa.store.seals import FOLDER_REMEDY
 from tisa.transformer.config import TransformerConfig
 from tisa.transformer.language_model import LanguageModel
 from tisa.transformer.model import Transformer
+from tisa.weights import FLOATS, Checkpoint, Tensors, refuse_links
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 # 1 had no manifest.
@@ -65,7 +66,6 @@ def save(model: nn.Module, folder: str | Path) -> None:
 
 def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Transformer | LanguageModel:
     """Return the model that was saved in a folder, with its weights, in evaluation mode."""
-    safetensors = needed("safetensors.torch", "saved models", "tisa[hf]")
     folder = Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
@@ -88,27 +88,32 @@ def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Transform
         raise Damaged(
             f"{folder}: its {MANIFEST} is missing, so that nothing proves it; {FOLDER_REMEDY}"
         )
-    try:
-        state = safetensors.load((folder / WEIGHTS).read_bytes())
-    except Exception as broken:
-        raise ValueError(f"{folder / WEIGHTS} cannot be read: {broken}; is it whole?") from None
-    model = MODELS[kind](TransformerConfig.from_dict(values))
-    expected = set(model.state_dict())
-    if set(state) != expected:
+    refuse_links(folder)
+    files = (folder / WEIGHTS,)
+    state = Checkpoint(folder.name, written, Tensors(files), folder, files).tensors
+    config = TransformerConfig.from_dict(values)
+    # Without memory: a size that the weights do not bear out takes none.
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        expected = MODELS[kind](config).state_dict()
+    if set(state) != set(expected):
+        missing, unexpected = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
         raise ValueError(
             f"{folder / WEIGHTS} must have the weights that its config asks for; missing: "
-            f"{sorted(expected - set(state))[:5]}, unexpected: {sorted(set(state) - expected)[:5]}"
+            f"{missing[:5]}, unexpected: {unexpected[:5]}"
         )
-    for name, value in model.state_dict().items():
-        if value.shape != state[name].shape:
+    for name, value in expected.items():
+        shape, dtype = state.entries[name]
+        if value.shape != shape or dtype not in FLOATS:
             raise ValueError(
-                f"{folder / WEIGHTS}: {name} must be of shape {tuple(value.shape)} by its config, "
-                f"got {tuple(state[name].shape)}"
+                f"{folder / WEIGHTS}: {name} must be numbers of shape {tuple(value.shape)} by its "
+                f"config, got {dtype} of shape {shape}"
             )
-    if all(value.dtype == torch.float64 for value in state.values()):
+    model = MODELS[kind](config)
+    if all(dtype == "float64" for _, dtype in state.entries.values()):
         # Scoring functions compute in what the module was moved to, not in what its weights are.
         model.double()
-    model.load_state_dict(state, assign=True)
+    # Copies: the file may be written anew while the model is used.
+    model.load_state_dict({name: state[name].clone() for name in state}, assign=True)
     return model.to(device).eval()
 
 

@@ -11,10 +11,10 @@ import torch
 from tisa.analysis.colours import SEQUENTIAL
 from tisa.analysis.families import has_table, read_positions, why_not
 from tisa.analysis.toeplitz import mean_diagonal
-from tisa.analysis.weights import read_checkpoint
 from tisa.analysis.whole import measure_invariance
 from tisa.offsets import to_matrix
 from tisa.shapes import Float, Tensor
+from tisa.weights import read_checkpoint
 
 # Squares along a side of a map: sharp enough on a screen, and a page that can be sent.
 SIDE = 256

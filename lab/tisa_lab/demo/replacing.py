@@ -8,15 +8,16 @@ from random import Random
 from typing import Any
 
 import torch
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 import tisa.hf
-from tisa.analysis.weights import read_checkpoint
 from tisa.hf.default_text import SENTENCES
 from tisa.hf.families import reason_against
+from tisa.hf.registry import base_class, config_of, proved
 from tisa.hf.report import curves_of, peak_of
 from tisa.parameters import is_score
 from tisa.store import read_bytes, write_sealed
+from tisa.weights import read_checkpoint
 from tisa_lab.demo.measuring import Yardstick
 from tisa_lab.demo.sentences import TRAINING
 from tisa_lab.demo.settings import AGAIN, Settings
@@ -32,15 +33,16 @@ class Replacing:
     def __init__(self, model: Path, settings: Settings, folder: Path) -> None:
         self.settings = settings
         self.folder = folder
-        # Says in a sentence what is wrong with the files; transformers shows its readers' errors.
-        read_checkpoint(model)
-        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        checkpoint = read_checkpoint(model)
+        config = config_of(checkpoint)
+        config.name_or_path = str(model)
+        self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
         if self.tokenizer.pad_token is None:
             raise ValueError(
                 "model: sentences are read side by side, and this model's tokenizer has no token "
                 "to fill the shorter ones up; take an encoder such as BERT"
             )
-        loaded = AutoModel.from_pretrained(model, dtype=torch.float32)
+        loaded = proved(base_class(config, checkpoint), config, checkpoint, dtype=torch.float32)
         self.original: PreTrainedModel = loaded.eval().to(settings.device)
         reason = reason_against(self.original, "replace")
         if reason is not None:

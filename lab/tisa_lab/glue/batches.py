@@ -280,7 +280,7 @@ def prepared(
 ) -> Prepared:
     """Return the rows of a task, tokenized and on the device; those of the last calls are kept."""
     data = read(task, data_dir)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     if tokenizer.padding_side != "right":
         raise ValueError(
             f"model: the tokenizer of {model} pads on the left, and cells trained side by side "

@@ -22,7 +22,7 @@ from tisa_lab.executors import IDLE, Finished, outcome
 from tisa_lab.glue.batches import Order, by_tokens, prepared
 from tisa_lab.glue.cell import Cell, Record
 from tisa_lab.glue.stack import Stack, reason_against_stacking
-from tisa_lab.glue.starts import start_of, stock_model
+from tisa_lab.glue.starts import config_named, start_of, stock_model
 from tisa_lab.glue.tasks import Task, score, task_named
 from tisa_lab.glue.training import Runner, counts, diverged, is_bf16, made_on, metrics_of
 
@@ -117,7 +117,7 @@ def stacks(cells: Sequence[Cell], size: int) -> list[list[Cell]]:
 def check_stackable(models: Sequence[str]) -> None:
     """Refuse models that cannot be stacked."""
     for model in models:
-        reason = reason_against_stacking(transformers.AutoConfig.from_pretrained(model))
+        reason = reason_against_stacking(config_named(model))
         if reason is not None:
             raise ValueError(
                 f"model: cells of {model} cannot be trained side by side: {reason}; take another "

@@ -23,9 +23,11 @@ from torch.nn.functional import cosine_similarity
 import tisa.hf
 from tisa.hf.calibration import Batch, batches_of, tokens_of
 from tisa.hf.fit import fit_scores
+from tisa.hf.registry import config_of, proved
 from tisa.parameters import is_score
 from tisa.shapes import Tensor
 from tisa.store import Damaged, locked, opened, sealed, tensors_digest, write_bytes
+from tisa.weights import read_checkpoint
 from tisa_lab.glue.batches import Row
 from tisa_lab.glue.cell import BASELINE, Cell
 from tisa_lab.glue.tasks import task_named
@@ -44,7 +46,7 @@ DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "at
 def stock(cell: Cell) -> tuple[Any, Any, int]:
     """Return the tokenizer, the model with a new head of the seed, and how many tokens it takes."""
     transformers.set_seed(cell.seed)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(cell.model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(cell.model, trust_remote_code=False)
     model = stock_model(cell)
     return tokenizer, model, min(cell.recipe.max_length, tisa.hf.calibration.length_limit(model))
 
@@ -52,24 +54,23 @@ def stock(cell: Cell) -> tuple[Any, Any, int]:
 def stock_model(cell: Cell) -> Any:
     """Return the published model with a new head for the task, or say why there is none."""
     task = task_named(cell.task)
-    config = transformers.AutoConfig.from_pretrained(
-        cell.model, num_labels=max(1, len(task.labels))
-    )
+    checkpoint = read_checkpoint(cell.model)
+    config = config_of(checkpoint)
+    config.name_or_path = cell.model
+    config.num_labels = max(1, len(task.labels))
     config.problem_type = "regression" if task.is_regression else "single_label_classification"
     if cell.recipe.dropout is not None:
         for name in DROPOUT:
             if hasattr(config, name):
                 setattr(config, name, cell.recipe.dropout)
     check_head(cell.model, config)
-    auto = transformers.AutoModelForSequenceClassification
-    try:
-        with _quiet():
-            return auto.from_pretrained(cell.model, config=config, dtype=torch.float32)
-    except SafetensorError as broken:
-        raise ValueError(
-            f"model: the weights of {cell.model} are truncated or corrupted ({broken}); download "
-            "them again"
-        ) from None
+    cls = transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
+    return proved(cls, config, checkpoint, new_head=True, dtype=torch.float32)
+
+
+def config_named(model: str) -> Any:
+    """Return the config of a published model, whose sizes are those of its weights."""
+    return config_of(read_checkpoint(model))
 
 
 def check_head(model: str, config: Any) -> None:
@@ -266,18 +267,3 @@ def _write(path: Path, converted: Any, about: dict[str, Any]) -> None:
         raise OSError(
             full.errno, f"{path}: {full.strerror}; make room for what cells start from, and go on"
         ) from full
-
-
-class _quiet:  # noqa: N801
-    """Keeps transformers from saying that the head is new, and from a bar in the live view."""
-
-    def __enter__(self) -> None:
-        self.verbosity = transformers.logging.get_verbosity()
-        self.bar = transformers.logging.is_progress_bar_enabled()
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-
-    def __exit__(self, *_: object) -> None:
-        transformers.logging.set_verbosity(self.verbosity)
-        if self.bar:
-            transformers.logging.enable_progress_bar()

@@ -12,7 +12,7 @@ from tisa.hf import families
 from tisa_lab.executors import Executor, InProcess, Leading, OnRay, Pool, follow, is_leader
 from tisa_lab.glue.batches import check_packable, tokenized
 from tisa_lab.glue.cell import Cell, Record
-from tisa_lab.glue.starts import check_head
+from tisa_lab.glue.starts import check_head, config_named
 from tisa_lab.glue.tasks import Data, read, task_named
 from tisa_lab.glue.training import Progress, Runner, make_start, started_as
 from tisa_lab.sweep import Records, Shown, run_sweep
@@ -236,9 +236,9 @@ def seconds_for(
 def _sizes(cell: Cell, data: Data) -> tuple[float, int]:
     """Return the mean tokens of a row, and the parameters of the model without its embeddings."""
     task = task_named(cell.task)
-    config = transformers.AutoConfig.from_pretrained(cell.model)
+    config = config_named(cell.model)
     check_head(cell.model, config)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(cell.model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(cell.model, trust_remote_code=False)
     if cell.recipe.batches == "packed":
         check_packable(config.model_type)
     every = max(1, len(data.train) // SAMPLE)

@@ -307,7 +307,9 @@ class HuggingFace:
     def __init__(self, name: str) -> None:
         transformers = needed("transformers", f"tokenizer {name!r}", "tisa-lab")
         try:
-            self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)
+            self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+                name, trust_remote_code=False
+            )
         except (OSError, ValueError, ImportError) as wrong:
             raise ValueError(
                 f"tokenizer {name!r}: expected bytes, a SentencePiece file (*.model), or a folder "
