@@ -162,12 +162,12 @@ def batches_of(
     A batch has at most so many `tokens`, or one sequence.
     """
     generator = torch.Generator().manual_seed(seed)
-    heads = int(model.config.num_attention_heads)
+    heads = families.num_heads(families.attention_modules(model)[0], model.config)
     ordered = sorted(sequences, key=lambda s: len(s.ids))
     groups = list(_groups(ordered, tokens))
     padded = sum(len(group) * len(group[-1].ids) for group in groups)
     most = max(4, elements // (heads * padded))
-    pad_id = model.config.pad_token_id or 0
+    pad_id = getattr(model.config, "pad_token_id", None) or 0
     made = []
     for group in groups:
         length = len(group[-1].ids)

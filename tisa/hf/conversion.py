@@ -20,11 +20,13 @@ from tisa.hf.calibration import (
     load_tokenizer,
     tokens_of,
 )
-from tisa.hf.core import FORMAT, TABLES, Folded, model_class
+from tisa.hf.core import FORMAT, LIFTED, TABLES, Folded, model_class
 from tisa.hf.fit import fit_scores
-from tisa.hf.registry import LIFTED, register_type
+from tisa.hf.registry import register_type
 from tisa.store import tensors_digest
 
+# Buffers with an entry for each place of the table.
+PER_PLACE = ("position_ids", "token_type_ids")
 Positions = Literal["keep", "replace"]
 Start = Literal["reference", "zero", "fit"]
 
@@ -173,10 +175,13 @@ def _rebuilt(model: PreTrainedModel, described: dict[str, Any]) -> PreTrainedMod
         converted = cls._from_config(config, dtype=model.dtype)
     _leave_out(converted, model)
     state = model.state_dict()
+    if described["positions"] == "replace":
+        state = {k: v for k, v in state.items() if k.split(".")[-1] not in PER_PLACE}
     missing, unexpected = converted.load_state_dict(state, strict=False)
     allowed = set(TABLES) | {"relative_attention_bias"}
     lost = [k for k in unexpected if not allowed & set(k.split("."))]
-    new = [k for k in missing if "offset_scores" not in k and not k.endswith(".fold")]
+    made = ("fold", *PER_PLACE)
+    new = [k for k in missing if "offset_scores" not in k and k.split(".")[-1] not in made]
     assert not lost, lost
     assert not new, new
     converted.tie_weights()
@@ -208,5 +213,7 @@ def _set_fold(
     rows = table.embedding.weight.detach()[table.first_row :]
     words = converted.get_input_embeddings()
     assert isinstance(words, Folded)
+    # What is multiplied outside of the embeddings is so with the folded vectors in them.
+    scale = 1.0 if hasattr(words, "embed_scale") else getattr(table.parent, "embed_scale", 1.0)
     with torch.no_grad():
-        words.fold.copy_(fold_vectors(rows, sequences, ends, by=by))
+        words.fold.copy_(fold_vectors(rows, sequences, ends, by=by) / scale)

@@ -30,14 +30,18 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 # Written into every config; a higher one is of a newer package.
 FORMAT = 1
+# No limit: more tokens than fit any memory.
+LIFTED = 2**20
 # Under these names a learned position table is found.
 TABLES = ("position_embeddings", "wpe", "embed_positions", "position_embedding")
+# In the names of attention to another model's output, which often has self-attention's class.
+CROSS = ("cross", "encoder_attn", "encoder_decoder_attention")
 # What layers hand to attention functions and none of them needs: a window is in the mask already,
 # the rest is for the model around the layer.
 HARMLESS = frozenset((
     "tisa_call", "is_causal", "sliding_window", "position_ids", "cache_position", "use_cache",
     "return_dict", "output_attentions", "output_hidden_states", "output_router_logits",
-    "num_items_in_batch", "deterministic", "token_type_ids",
+    "num_items_in_batch", "deterministic", "token_type_ids", "input_ids",
 ))  # fmt: skip
 # Where packed sequences end: heard (`_packed`), or in a mask.
 PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
@@ -289,11 +293,16 @@ class OwnScores(_Mixed):
         index = getattr(self, "layer_idx", None) or 0
         layers = getattr(past, "layers", ())
         layer = layers[index] if index < len(layers) else None
-        if getattr(layer, "is_compileable", False):
+        if getattr(past, "is_compileable", False):
             if getattr(layer, "is_sliding", False):
                 raise ValueError(
                     "past_key_values: a static sliding-window cache moves its keys, and the "
                     'scores need their places; take a cache of type "dynamic" or "static"'
+                )
+            if getattr(layer, "keys", past) is None and layer.is_initialized:
+                raise ValueError(
+                    "past_key_values: a layer that shares another's keys has no places of its own "
+                    'in a static cache; take a cache of type "dynamic"'
                 )
             seen = past.get_seq_length(index)
             # A static cache counts in place, and goes on counting before the scores are asked.
@@ -356,13 +365,20 @@ def group_of(config: Any, index: int) -> int:
 class Nothing(nn.Module):
     """What stands where a position table was: zeros, one to an index where it was `relative`."""
 
+    padding_idx = None
+
     def __init__(self, relative: bool = False) -> None:
         super().__init__()
         self.relative = relative
 
+    @property
+    def weight(self) -> Tensor:
+        """Return a table without width: CLIP and SigLIP ask it how many tokens they may take."""
+        return torch.empty(LIFTED, 0)
+
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return 0."""
-        given = next(x for x in (*args, *kwargs.values()) if torch.is_tensor(x))
+        given = next((x for x in (*args, *kwargs.values()) if torch.is_tensor(x)), torch.empty(0))
         return torch.zeros((*given.shape, 1) if self.relative else (), device=given.device)
 
 
@@ -412,7 +428,7 @@ def is_mpnet(module: Any) -> bool:
 @cache
 def _uses_interface(cls: Any) -> bool:
     stock = getattr(cls, "stock", cls)
-    if "Attention" not in stock.__name__ or "Cross" in stock.__name__:
+    if "Cross" in stock.__name__:
         return False
     try:
         source = inspect.getsource(stock.forward)
@@ -424,8 +440,9 @@ def _uses_interface(cls: Any) -> bool:
 def attention_modules(model: nn.Module) -> list[Any]:
     """Return the self-attention modules that can own scores, in the order of the layers."""
     return [
-        m for m in model.modules()
+        m for name, m in model.named_modules()
         if not getattr(m, "is_cross_attention", False) and (is_mpnet(m) or _uses_interface(type(m)))
+        and not any(word in place for place in name.split(".")[-2:] for word in CROSS)
     ]  # fmt: skip
 
 
@@ -502,7 +519,11 @@ def _no_position_ids(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[An
     given = dict(zip(_names(type(module)), args, strict=False)) | kwargs
     tokens = given.get("input_ids")
     tokens = given["inputs_embeds"][..., 0] if tokens is None else tokens
-    return (), given | {"position_ids": torch.zeros_like(tokens[:1], dtype=torch.long)}
+    given["position_ids"] = torch.zeros_like(tokens[:1], dtype=torch.long)
+    # Left out, they come from a buffer as long as the table.
+    if "token_type_ids" in _names(type(module)) and given.get("token_type_ids") is None:
+        given["token_type_ids"] = torch.zeros_like(tokens, dtype=torch.long)
+    return (), given
 
 
 def _announce(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -541,9 +562,10 @@ def _small_table(config: Any) -> Iterator[None]:
 
     GPT-BigCode squares their number, DistilBERT may set a table of sines.
     """
-    sines, limit = getattr(config, "sinusoidal_pos_embds", None), config.max_position_embeddings
+    sines = getattr(config, "sinusoidal_pos_embds", None)
+    limit = getattr(config, "max_position_embeddings", None)
     if config.tisa["positions"] == "replace":
-        config.max_position_embeddings = max(16, (config.pad_token_id or 0) + 2)
+        config.max_position_embeddings = max(16, (getattr(config, "pad_token_id", 0) or 0) + 2)
         if sines:
             config.sinusoidal_pos_embds = False
     try:
@@ -610,6 +632,11 @@ class Converted(PreTrainedModel):
                 module.reset_parameters()
         elif not isinstance(module, Nothing):
             super()._init_weights(module)
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """Return that it is transformers' own: what stock code sets after loading is set."""
+        return False
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:

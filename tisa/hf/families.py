@@ -4,10 +4,13 @@ Whatever goes through transformers' attention interface is found by itself; MPNe
 place of a position table are all that has to be known by name (`core` knows them).
 """
 
+from functools import cache
+from inspect import getsource, signature
 from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tisa.hf.core import (
     attention_modules,
@@ -25,6 +28,21 @@ LOADED_TYPES = (
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "llama", "mistral",
     "modernbert", "mpnet", "opt", "qwen2", "qwen3", "roberta", "xlm-roberta",
 )  # fmt: skip
+LAYER = (
+    "its word vectors go through a layer before position vectors are added to them, and cannot "
+    "hold those"
+)
+# What has a table that cannot be replaced.
+UNFIT = {
+    "BlenderbotSmallDecoder": "its position vectors are added after a normalisation of the word "
+    "vectors, which cannot hold them",
+    "MobileBertEmbeddings": LAYER,
+    "RoCBertEmbeddings": LAYER,
+    "Aimv2TextModel": 'where no token is hidden its "sdpa" sees later tokens and its "eager" does '
+    "not, and scores can be fitted to one of them alone",
+}
+# So sparse attention asks for what understands its mask.
+PICKED = '_attn_implementation in ("eager", "sdpa")'
 
 
 class Table(NamedTuple):
@@ -71,29 +89,75 @@ def is_rotary(model: PreTrainedModel) -> bool:
 
 def reason_against(model: PreTrainedModel, positions: str) -> str | None:
     """Return why the model cannot be converted, or None where it can."""
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(model, "base_model"):
+    if getattr(model, "config", None) is None or not hasattr(model, "base_model"):
         return (
             f"{type(model).__name__} is no transformers model with a config; load it with "
             "AutoModel.from_pretrained, or put tisa.TISA into your own attention"
         )
-    if getattr(config, "tisa", None):
+    if getattr(model.config, "tisa", None):
         return "it has scores already; convert the model that it came from"
-    if getattr(model, "main_input_name", "input_ids") != "input_ids":
+    if model.config.model_type not in CONFIG_MAPPING:
         return (
-            f"its input is {model.main_input_name}, not tokens in a row: positions of patches are "
-            "two-dimensional, and the offset of their numbers is no distance"
+            f"its type, {model.config.model_type!r}, is not among those of transformers, and what "
+            "is saved of it could not be loaded; put tisa.TISA into its attention"
         )
-    if getattr(config, "is_encoder_decoder", False):
-        return "an encoder with a decoder is not supported; convert its encoder alone"
     if hasattr(model, "peft_config") or hasattr(model, "base_model_torch_dtype"):
         return "it carries adapters; merge them first (merge_and_unload), and add others afterwards"
     if len({p.device for p in model.parameters()}) > 1 or model.device.type == "meta":
         return "its weights are on several devices or on none; load it on one device"
+    return (
+        _against_input(model)
+        or _against_whole(model, positions)
+        or _against_attention(model)
+        or (_against_replacing(model) if positions == "replace" else None)
+    )
+
+
+def _against_input(model: PreTrainedModel) -> str | None:
+    takes, name = signature(type(model).forward).parameters, model.main_input_name
+    # Parts of Whisper name the whole model's input.
+    if name == "input_ids" or (name not in takes and "input_ids" in takes):
+        return None
+    return (
+        f"its input is {name}, not tokens in a row: positions of patches are "
+        "two-dimensional, and the offset of their numbers is no distance"
+    )
+
+
+def _against_whole(model: PreTrainedModel, positions: str) -> str | None:
+    """Return what can be converted of a model that is several: those have a config each, or one."""
+    inner = {
+        name: m for name, m in model.named_modules() if name and isinstance(m, PreTrainedModel)
+    }
+    if "decoder_input_ids" in signature(type(model).forward).parameters:
+        what = "an encoder with a decoder"
+    elif any(type(m.config) is not type(model.config) for m in inner.values()):
+        what = "several models in one"
+    else:
+        return None
+    for kept in dict.fromkeys((positions, "keep")):
+        found: list[str] = []
+        for name, m in inner.items():
+            within = any(name.startswith(f"{other}.") for other in found)
+            if not within and reason_against(m, kept) is None:
+                found.append(name)
+        if found:
+            how = f', positions="{kept}"' * (kept != positions)
+            ways = " or ".join(f"tisa.hf.convert(model.{name}{how})" for name in found)
+            return f"it is {what}; convert a part alone: {ways}"
+    return f"it is {what}, and no part can be converted alone"
+
+
+def _against_attention(model: PreTrainedModel) -> str | None:
     if not attention_modules(model):
         return (
             f"no attention of {type(model).__name__} goes through transformers' attention "
             "interface, so nothing would add the scores"
+        )
+    if any(PICKED in _source(type(m)) for m in attention_modules(model)):
+        return (
+            'an index picks the keys that its queries see, in code for "eager" and "sdpa" alone, '
+            "and attention with scores is neither"
         )
     if not _has_mpnet(model) and any(
         hasattr(m, "relative_attention_bias") for m in model.modules()
@@ -101,16 +165,30 @@ def reason_against(model: PreTrainedModel, positions: str) -> str | None:
         return "its attention has a relative table of its own, as T5's, and would lose it"
     if not _has_words(model):
         return f"{type(model).__name__} has no table of word embeddings as its input"
-    if getattr(config, "reorder_and_upcast_attn", False):
+    if getattr(model.config, "reorder_and_upcast_attn", False):
         return "reorder_and_upcast_attn goes around the attention interface; set it to False"
-    if positions == "replace" and is_rotary(model):
+    return None
+
+
+def _against_replacing(model: PreTrainedModel) -> str | None:
+    if is_rotary(model):
         return (
             "its positions are rotations of queries and keys inside every layer, and no table to "
             'leave out; positions="keep" adds scores to them'
         )
-    if positions == "replace" and position_table(model) is None:
+    if position_table(model) is None:
         return 'it has no learned position table; positions="keep" adds scores'
-    return None
+    names = (type(m).__name__ for m in model.modules())
+    unfit = next((UNFIT[name] for name in names if name in UNFIT), None)
+    return unfit and f'{unfit}; positions="keep" adds scores'
+
+
+@cache
+def _source(cls: type) -> str:
+    try:
+        return getsource(cls)
+    except (OSError, TypeError):
+        return ""
 
 
 def _has_mpnet(model: PreTrainedModel) -> bool:

@@ -170,7 +170,8 @@ def attention_weights(model: PreTrainedModel, batches: list[Batch]) -> list[list
     """Return the attention weights of the chosen queries, by layer and batch."""
     found: list[list[Tensor]] = []
     for batch in batches:
-        weights = model.base_model(**batch.inputs, output_attentions=True).attentions
+        made = model.base_model(**batch.inputs, output_attentions=True, return_dict=True)
+        weights = made.attentions
         for layer, one in enumerate(weights):
             if layer == len(found):
                 found.append([])

@@ -6,14 +6,15 @@
 """
 
 import math
-from functools import lru_cache, partial
+import sys
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
 from torch.func import functional_call
+from transformers import PreTrainedModel
 from transformers.integrations.flex_attention import compile_friendly_flex_attention
-from transformers.masking_utils import sdpa_mask
-from transformers.models.auto.modeling_auto import MODEL_MAPPING
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from tisa.hf import core
 from tisa.hf.core import Call, additive, call_of, is_causal, same_segment, segments_of
@@ -166,16 +167,34 @@ def flex(
 def mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
     """Return the mask that PyTorch's attention has; refuse a model that never asks for attention.
 
-    A stock BLOOM or MPNet has attention code of its own, and would ignore the name "tisa".
+    A stock BLOOM or MPNet has attention code of its own, and would ignore the name "tisa". Where
+    transformers has no "sdpa", attention modules do not say whether they are causal, and some
+    of them add the mask by themselves.
     """
-    stock: Any = MODEL_MAPPING.get(type(config), None) if not hasattr(config, "tisa") else None
-    able = getattr(stock, "_can_set_attn_implementation", lambda: True)
-    if not torch.compiler.is_compiling() and not able():
+    config_class: Any = type(config)
+    stock = _stock_class(getattr(config_class, "stock", config_class))
+    able = stock is None or hasattr(config, "tisa") or stock._can_set_attn_implementation()
+    if not torch.compiler.is_compiling() and not able:
+        assert stock is not None
         raise ValueError(
             f'attn_implementation: "tisa" would be ignored by {stock.__name__}, whose attention '
             'does not go through transformers\' interface; take "eager"'
         )
-    return sdpa_mask(*args, config=config, **kwargs)
+    made = sdpa_mask if stock is None or stock._supports_sdpa else eager_mask
+    return made(*args, config=config, **kwargs)
+
+
+@cache
+def _stock_class(config_class: Any) -> Any:
+    """Return a class of models that have this config, or None where its file is not known."""
+    beside = sys.modules.get(config_class.__module__.replace(".configuration_", ".modeling_"))
+    every = [] if beside is None else [c for c in vars(beside).values() if _is_model(c)]
+    fitting = [c for c in every if getattr(c, "config_class", None) is config_class]
+    return next(iter([c for c in fitting if "PreTrained" not in c.__name__] + fitting), None)
+
+
+def _is_model(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, PreTrainedModel)
 
 
 def mpnet(

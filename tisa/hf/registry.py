@@ -35,8 +35,6 @@ from tisa.offsets import to_matrix
 from tisa.scoring import TISA
 from tisa.weights import FLOATS, Checkpoint
 
-# No limit: more tokens than fit any memory.
-LIFTED = 2**20
 # Beside the weights a model may have a new head, and buffers such as masks and rows of places.
 ROOM, BUFFERS = 2**20, 2**28
 

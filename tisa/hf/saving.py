@@ -8,9 +8,9 @@ from transformers import AutoModel, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tisa.hf.card import seal
+from tisa.hf.core import LIFTED
 from tisa.hf.core import model_class as converted_class
 from tisa.hf.registry import (
-    LIFTED,
     Lacking,
     base_class,
     config_of,
