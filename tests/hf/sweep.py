@@ -290,7 +290,8 @@ def cell(check, model):
 
 def told(error):
     """Return an error as a cell."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    said = re.sub(r" from '/[^']*'", "", " ".join(str(error).split()))
+    return f"{type(error).__name__}: {said[:200]}"
 
 
 def checked(model):

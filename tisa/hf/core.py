@@ -300,10 +300,8 @@ class OwnScores(_Mixed):
                     'scores need their places; take a cache of type "dynamic" or "static"'
                 )
             if getattr(layer, "keys", past) is None and layer.is_initialized:
-                raise ValueError(
-                    "past_key_values: a layer that shares another's keys has no places of its own "
-                    'in a static cache; take a cache of type "dynamic"'
-                )
+                raise ValueError("past_key_values: a layer that shares keys has no places "
+                                 'in a static cache; take one of type "dynamic"')  # fmt: skip
             seen = past.get_seq_length(index)
             # A static cache counts in place, and goes on counting before the scores are asked.
             seen = seen.clone() if torch.is_tensor(seen) else seen
@@ -562,8 +560,8 @@ def _small_table(config: Any) -> Iterator[None]:
 
     GPT-BigCode squares their number, DistilBERT may set a table of sines.
     """
-    sines = getattr(config, "sinusoidal_pos_embds", None)
-    limit = getattr(config, "max_position_embeddings", None)
+    names = ("sinusoidal_pos_embds", "max_position_embeddings")
+    sines, limit = (getattr(config, name, None) for name in names)
     if config.tisa["positions"] == "replace":
         config.max_position_embeddings = max(16, (getattr(config, "pad_token_id", 0) or 0) + 2)
         if sines:
