@@ -188,7 +188,7 @@ def test_in_a_file_every_cell_has_one_line(tmp_path):
     view.finished(second, ValueError("a lemon"))
     told, failed = said.getvalue().splitlines()[1:]
     assert told.startswith(f"1/2 {first.label}: accuracy")
-    assert failed == f"failed: {second.label}: a lemon"
+    assert failed == f"failed: {second.label}: a lemon; the same command tries it again"
 
 
 def test_a_cell_that_fails_is_named_and_tried_again_next_time(tmp_path):

@@ -176,7 +176,9 @@ class Shown:
         """Say what came of a job."""
         self.view.ended(job.label)
         if isinstance(outcome, Exception):
-            self.view.say(f"failed: {job.label}: {outcome}", wrong=True)
+            self.view.say(
+                f"failed: {job.label}: {outcome}; the same command tries it again", wrong=True
+            )
             return
         self._count(self._done | {job.key})
         place = f"{len(self._done)}/{len(self._jobs)}"

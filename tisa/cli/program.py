@@ -18,9 +18,11 @@ from typing import Any, Literal
 from cyclopts import App, CycloptsError
 
 from tisa.cli.options import flag, with_options
+from tisa.store.files import DISK
 
 # A user's mistake, or something missing on the machine: one sentence and exit code 2.
 MISTAKES = (ValueError, TypeError, OSError, ImportError)
+DISK_REMEDY = "look after the disk and the rights of its files, and start the same command again"
 # How an error begins that is about arguments: "lengths must be …", "steps and epochs: …".
 SUBJECT = re.compile(r"\w+((, | and | or )\w+)*(?=:| must | is | are | need| has | have )")
 
@@ -98,6 +100,11 @@ class Program:
 
     def said(self, mistake: Exception, words: Sequence[str]) -> str:
         """Return what the user reads: arguments by their options, a package with what brings it."""
+        if isinstance(mistake, OSError) and mistake.strerror and mistake.errno in DISK:
+            # Of ours with what to do; others say the number alone, some of them with the file.
+            told = str(mistake.strerror)
+            where = f"{mistake.filename}: " if mistake.filename else ""
+            return told if "; " in told else f"{where}{told}; {DISK_REMEDY}"
         if isinstance(mistake, OSError) and mistake.filename and mistake.strerror:
             return f"{mistake.filename}: {mistake.strerror}"
         said = str(mistake)

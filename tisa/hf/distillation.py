@@ -22,7 +22,7 @@ from tisa.flags import check_flags
 from tisa.hf.calibration import Batch, Tokens, batches_of, inner, load_tokenizer, tokens_of
 from tisa.parameters import is_score
 from tisa.shapes import Tensor
-from tisa.store import CODE, Damaged, read_bytes, tensors_digest, write_sealed
+from tisa.store import CODE, Damaged, read_bytes, tensors_digest, told, write_sealed
 
 # Of an input's tokens, for models with an MLM head.
 MASKED, MASKED_WEIGHT = 0.15, 10.0
@@ -231,10 +231,11 @@ class _State:
         }
         content = io.BytesIO()
         torch.save(kept, content)
-        if self.path.exists():
-            os.replace(self.path, self.before)
         about = {"kind": KIND, "identity": self.identity, CODE: tisa.__version__}
-        write_sealed(self.path, about, content.getvalue())
+        with told(self.path):
+            if self.path.exists():
+                os.replace(self.path, self.before)
+            write_sealed(self.path, about, content.getvalue())
 
     @property
     def before(self) -> Path:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from tisa.hf import core, implementations
 from tisa.hf.families import LOADED_TYPES
 from tisa.offsets import to_matrix
 from tisa.scoring import TISA
+from tisa.store import told
 from tisa.weights import FLOATS, Checkpoint
 
 # Beside the weights a model may have a new head, and buffers such as masks and rows of places.
@@ -46,11 +48,13 @@ class TisaModel(core.Converted):
         """Save like any other model, the code and the card beside it, with a manifest."""
         from tisa.hf import card
 
-        super().save_pretrained(save_directory, **kwargs)
-        if kwargs.get("is_main_process", True):
-            card.write_remote_code(self, save_directory)
-            card.write_card(self, save_directory)
-            card.seal(self, save_directory, ("*.safetensors", "*.safetensors.index.json"))
+        # Into a folder that may hold another model: what is left of both is told by the manifest.
+        with told(Path(save_directory), whole=False):
+            super().save_pretrained(save_directory, **kwargs)
+            if kwargs.get("is_main_process", True):
+                card.write_remote_code(self, save_directory)
+                card.write_card(self, save_directory)
+                card.seal(self, save_directory, ("*.safetensors", "*.safetensors.index.json"))
 
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
         from tisa.hf import card

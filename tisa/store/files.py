@@ -20,8 +20,10 @@ from filelock import FileLock, Timeout
 
 # Of what a disk answers; whoever meets one of these is told what to do about it.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
-# How libraries say the same that write files by themselves: safetensors, PyTorch.
-NATIVE = re.compile(r"os error (\d+)|StreamWriter failed|write failed|unexpected pos")
+# How libraries say the same that write files by themselves: safetensors, PyTorch, NumPy.
+NATIVE = re.compile(
+    r"os error (\d+)|StreamWriter failed|write failed|unexpected pos|requested and \d+ written"
+)
 # In a folder that somebody writes into, and who that is.
 LOCK, HOLDER = ".lock", ".held-by"
 # Places that are held, and the thread that does.
@@ -151,19 +153,23 @@ def finish_folder(unfinished: Path, path: Path) -> None:
     for part in (*unfinished.rglob("*"), unfinished):
         flush(part)
     before = unfinished.with_suffix(".before")
-    if path.is_dir() and exchanged(unfinished, path):
-        before = unfinished
-    else:
-        if path.is_dir():
-            os.replace(path, before)
-        try:
+    at_once = path.is_dir() and exchanged(unfinished, path)
+    try:
+        if not at_once:
+            if path.is_dir():
+                os.replace(path, before)
             os.replace(unfinished, path)
-        except OSError:
-            if before.is_dir():
-                os.replace(before, path)
-            raise
-    flush(path.parent)
-    shutil.rmtree(before, ignore_errors=True)
+        flush(path.parent)
+    except OSError:
+        # What is said not to be written is not there, and what was there before is.
+        if at_once:
+            exchanged(unfinished, path)
+        elif not unfinished.is_dir():
+            os.replace(path, unfinished)
+        if before.is_dir():
+            os.replace(before, path)
+        raise
+    shutil.rmtree(unfinished if at_once else before, ignore_errors=True)
 
 
 def exchanged(one: Path, other: Path) -> bool:
@@ -205,31 +211,32 @@ def umask() -> int:
 
 
 @contextmanager
-def told(path: Path, *, reading: bool = False) -> Iterator[None]:
-    """Say of a disk's refusal what was being written, or read, and what to do."""
+def told(path: Path, *, reading: bool = False, whole: bool = True) -> Iterator[None]:
+    """Say of a disk's refusal what was being written, or read, and what to do.
+
+    Not `whole`: something of what is written may be left.
+    """
     try:
         yield
     except Refused:
         raise
-    except OSError as wrong:
-        if wrong.errno not in DISK:
-            raise
-        raise _refusal(path, wrong.errno, reading) from wrong
     except Exception as wrong:
-        native = NATIVE.search(str(wrong))
-        if native is None:
+        number = getattr(wrong, "errno", None)
+        if number is None and (native := NATIVE.search(str(wrong))):
+            number = int(native[1] or errno.EIO)
+        if number not in DISK:
             raise
-        raise _refusal(path, int(native[1] or errno.EIO), reading) from wrong
+        raise _refusal(path, number, reading, whole) from wrong
 
 
-def _refusal(path: Path, number: int, reading: bool) -> Refused:
+def _refusal(path: Path, number: int, reading: bool, whole: bool) -> Refused:
     why = os.strerror(number)
     if reading:
         told = f"could not be read ({why}); look after its disk and its rights, and start again"
     else:
+        left = ", and nothing of it is left" if whole else ""
         told = (
-            f"could not be written ({why}), and nothing of it is left; make room or name another "
-            "place, and start again"
+            f"could not be written ({why}){left}; make room or name another place, and start again"
         )
     return Refused(number, f"{path}: {told}")
 

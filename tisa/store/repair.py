@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tisa.store.files import flush, locked, only_writer, write_bytes
+from tisa.store.files import flush, locked, only_writer, told, write_bytes
 from tisa.store.seals import Damaged, Lines
 from tisa.store.verification import ASIDE, Item, verified
 
@@ -17,7 +17,7 @@ from tisa.store.verification import ASIDE, Item, verified
 def repaired(place: str | Path) -> list[str]:
     """Return what was done about a folder; it is refused while somebody writes there."""
     place = Path(place).absolute()
-    with _alone(place):
+    with told(place), _alone(place):
         return [done for item in verified(place) for done in _repair(item)]
 
 
@@ -87,8 +87,11 @@ def _take_out(path: Path) -> list[str]:
             out.append(torn)
         aside = path.with_name(path.name + ASIDE)
         before = aside.read_bytes() if aside.is_file() else b""
-        # First what is taken out, then what is left: a kill in between loses no line.
-        write_bytes(aside, before + b"".join(line + b"\n" for line in out))
+        taken = b"".join(line + b"\n" for line in out)
+        # First what is taken out, then what is left: a kill in between loses no line, and the next
+        # repair finds it there.
+        if not before.endswith(taken):
+            write_bytes(aside, before + taken)
         write_bytes(path, b"".join(line + b"\n" for line in kept))
     count = "1 line" if len(out) == 1 else f"{len(out)} lines"
     return [f"{count} taken out, into {aside.name}: {path}"]

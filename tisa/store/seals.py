@@ -133,7 +133,9 @@ class Lines:
         with locked(self.path.with_name(f".{self.path.name}.lock")):
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             try:
-                end = _without_torn_line(file)
+                # First: after it whatever fails can be taken back.
+                flush(self.path.parent)
+                end = _without_torn_line(file, self.path)
                 try:
                     _write(file, content)
                     os.fsync(file)
@@ -142,7 +144,6 @@ class Lines:
                     raise
             finally:
                 os.close(file)
-            flush(self.path.parent)
 
     def read(self, start: int = 0) -> tuple[list[dict[str, Any]], int]:
         """Return the records from a place on, and the place where the next one begins."""
@@ -158,7 +159,8 @@ class Lines:
             return
         number = before.count(b"\n")
         # Not `splitlines`, which also cuts at other characters.
-        for text in content[: content.rfind(b"\n") + 1].split(b"\n")[:-1]:
+        *whole, torn = content.split(b"\n")
+        for text in [*whole, torn] if _has_lost_its_end(torn) else whole:
             number, start = number + 1, start + len(text) + 1
             if text.strip():
                 yield Line(text, f"{self.path}, line {number}", start)
@@ -187,17 +189,34 @@ def line(record: dict[str, Any]) -> str:
     return json.dumps(sealed(record), ensure_ascii=False)
 
 
-def _without_torn_line(file: int) -> int:
+def _has_lost_its_end(torn: bytes) -> bool:
+    """Return whether it is a whole record with another byte where its line ended.
+
+    What a killed process leaves of a line is less than a record, or a record and nothing more.
+    """
+    try:
+        values = json.loads(torn[:-1])
+        return SUM in values and bool(opened(values, "", remedy=""))
+    except (ValueError, TypeError):
+        return False
+
+
+def _without_torn_line(file: int, path: Path) -> int:
     """Remove what a killed process left of its line; return where the next one begins."""
-    size = end = os.lseek(file, 0, os.SEEK_END)
-    while end > 0:
-        start = max(0, end - 65536)
-        os.lseek(file, start, os.SEEK_SET)
-        place = os.read(file, end - start).rfind(b"\n")
-        if place >= 0:
-            end = start + place + 1
-            break
-        end = start
+    # Of the system one may get less than one asks for: whole lines would be taken for torn ones.
+    with open(file, "rb", closefd=False) as lines:
+        size = end = lines.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 65536)
+            lines.seek(start)
+            place = lines.read(end - start).rfind(b"\n")
+            if place >= 0:
+                end = start + place + 1
+                break
+            end = start
+        lines.seek(end)
+        if _has_lost_its_end(lines.read()):
+            raise Damaged(f"{path}: its last line ends with another byte; {LINE_REMEDY}")
     if end != size:
         os.ftruncate(file, end)
     return end

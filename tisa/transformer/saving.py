@@ -77,7 +77,7 @@ def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Transform
         format_, kind, values = (written[name] for name in ("format", "model", "config"))
     except (ValueError, KeyError, TypeError) as broken:
         raise ValueError(
-            f"{folder / CONFIG} is not a config of tisa.transformer: {broken}"
+            f"{folder / CONFIG} is not a config of tisa.transformer: {broken}; {FOLDER_REMEDY}"
         ) from None
     if format_ not in (1, FORMAT) or kind not in MODELS:
         raise ValueError(

@@ -104,9 +104,17 @@ def write_run(out: Path, identity: dict[str, Any]) -> None:
     store.write_json(out / RUN, identity)
 
 
-def finished(out: Path) -> dict[str, Any] | None:
+def finished(out: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     """Return the record of a finished run, None where it is not finished."""
-    return store.read_json(out / RECORD, remedy=AGAIN) if (out / RECORD).is_file() else None
+    if not (out / RECORD).is_file():
+        return None
+    record = store.read_json(out / RECORD, remedy=AGAIN)
+    # Of the tokenizer a record has the name alone; records of before lack others.
+    told = {k: v for k, v in identity.items() if k in record and k != "tokenizer"}
+    other = differences(record, told)
+    if other:
+        raise store.Damaged(f"{out / RECORD}: is of another run ({'; '.join(other)}); {AGAIN}")
+    return record
 
 
 def folder_of(out: Path) -> Path:

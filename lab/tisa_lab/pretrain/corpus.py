@@ -138,6 +138,7 @@ class PreparedCorpus:
         except (OSError, ValueError, KeyError, TypeError) as wrong:
             raise ValueError(
                 f"{folder}: expected a corpus that `tisa-lab pretrain` has prepared, got {wrong!r}"
+                f"; {AGAIN}, or name another folder"
             ) from None
         size = os.path.getsize(folder / TOKENS)
         self.ends: npt.NDArray[np.int64] = np.load(folder / ENDS)

@@ -82,7 +82,7 @@ def run(
     """
     identity = identity_of(config, corpus, valid, settings)
     checkpoints.check_run(out, identity)
-    before = checkpoints.finished(out)
+    before = checkpoints.finished(out, identity)
     if before is not None:
         view.say(f"finished before: {out / checkpoints.RECORD}")
         return before
