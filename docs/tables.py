@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md anew, from the records they come from.
+"""Write the tables of docs/results.md and docs/reliability.md anew, from their records.
 
     python docs/tables.py
 
@@ -16,11 +16,14 @@ from tisa_lab.pretrain.report import groups_of, markdown, read_records
 
 DOCS = Path(__file__).parent
 PRETRAIN = DOCS / "records/2026-11-16-pretrain"
+FAULTS = json.loads((DOCS / "records/2026-11-18-faults/campaign.json").read_text())
 REVIEW = json.loads((DOCS / "records/2026-11-16-review/rates-and-recall.json").read_text())
 FAR = json.loads((PRETRAIN / "causal/extrapolation.json").read_text())
 WHERE = {"tisa": "one for each layer", "tisa layers=shared": "one for all layers",
          "tisa layers=first": "in the first layer only", "none": "none"}  # fmt: skip
 
+# Of the campaign of faults.
+COMMANDS, STATES, FLIP = FAULTS["commands"], ("detected", "harmless", "lost"), "a flipped bit: "
 SHARES = (
     "given back: folded",
     "given back: zeroed, S = 5",
@@ -119,9 +122,66 @@ def where():
     )  # fmt: skip
 
 
-def page(text):
+def outcomes(cells):
+    """Return the sums of tables' cells: tried, detected, harmless, lost."""
+    cells = list(cells)
+    return [sum(cell.get(name, 0) for cell in cells) for name in ("tried", *STATES)]
+
+
+def faults():
+    """Return each fault of each command that writes: how often it was detected and was harmless."""
+    found = {name: row for name, row in sorted(FAULTS["found"].items()) if set(row) & set(COMMANDS)}
+    lines = [["command", *found, "tried", "lost"]]
+    for command in COMMANDS:
+        cells = [row.get(command, {}) for row in found.values()]
+        tried, _, _, lost = outcomes(cells)
+        shown = [f"{c.get('detected', 0)} + {c.get('harmless', 0)}" if c else "–" for c in cells]
+        lines.append([command, *shown, f"{tried:,}", f"**{lost}**"])
+    total = outcomes(cell for row in found.values() for cell in row.values())
+    by_fault = [outcomes(row.values()) for row in found.values()]
+    shown = [f"{detected} + {harmless}" for _, detected, harmless, _ in by_fault]
+    return table(*lines, ["all", *shown, f"{total[0]:,}", f"**{total[3]}**"])
+
+
+def calls():
+    """Return how many calls each command makes that can fail."""
+    names = ("write", "fsync", "rename", "read", "steps")
+    heads = [
+        "command",
+        "writes",
+        "fsyncs",
+        "renames",
+        "reads",
+        "moments for a power cut",
+        "all seen",
+    ]
+    rows = ([c, *(f"{n[name]:,}" for name in names), "yes" if n["all seen"] else "no"]
+            for c, n in COMMANDS.items())  # fmt: skip
+    return table(heads, *rows)
+
+
+def flips():
+    """Return what came of flipped bits, by the files and by the kind of byte."""
+    found = {
+        name: row for name, row in sorted(FAULTS["found"].items()) if not set(row) & set(COMMANDS)
+    }
+    reads = list(dict.fromkeys(read for row in found.values() for read in row))
+    bits = [row for name, row in found.items() if name.startswith(FLIP)]
+    lines = [["bits flipped in", "tried", *STATES]]
+    for read in reads:
+        lines.append([read, *outcomes(row[read] for row in bits if read in row)])
+    for name, row in found.items():
+        lines.append([f"*{name.removeprefix(FLIP)}*", *outcomes(row.values())])
+    return table(*([str(line[0]), *map(str, line[1:])] for line in lines))
+
+
+RESULTS = (shares, far, rates, encoder, where)
+PAGES = {"results.md": RESULTS, "reliability.md": (faults, flips, calls)}
+
+
+def page(text, tables=RESULTS):
     """Return the text with every table as its records have it."""
-    for made in (shares, far, rates, encoder, where):
+    for made in tables:
         marks = rf"(<!-- {made.__name__} -->\n).*?(<!-- end of {made.__name__} -->)"
         text, found = re.subn(marks, lambda m, made=made: m[1] + made() + m[2], text, flags=re.S)
         assert found == 1, made.__name__
@@ -129,5 +189,6 @@ def page(text):
 
 
 if __name__ == "__main__":
-    results = DOCS / "results.md"
-    results.write_text(page(results.read_text()))
+    for name, tables in PAGES.items():
+        path = DOCS / name
+        path.write_text(page(path.read_text(), tables))
