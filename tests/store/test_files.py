@@ -138,6 +138,8 @@ def test_a_killed_writer_leaves_the_place_to_others(tmp_path):
     [
         OSError(errno.ENOSPC, "No space left on device"),
         RuntimeError("[enforce fail at inline_container.cc:668] . StreamWriter failed writing"),
+        RuntimeError("basic_ios::clear: iostream error"),
+        OSError("60 requested and 0 written"),
         ValueError("Error while serializing: I/O error: No space left on device (os error 28)"),
     ],
 )

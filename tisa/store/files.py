@@ -22,7 +22,8 @@ from filelock import FileLock, Timeout
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
 # How libraries say the same that write files by themselves: safetensors, PyTorch, NumPy.
 NATIVE = re.compile(
-    r"os error (\d+)|StreamWriter failed|write failed|unexpected pos|requested and \d+ written"
+    r"os error (\d+)|StreamWriter failed|write failed|unexpected pos|iostream error"
+    r"|requested and \d+ written"
 )
 # In a folder that somebody writes into, and who that is.
 LOCK, HOLDER = ".lock", ".held-by"
