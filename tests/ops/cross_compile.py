@@ -80,11 +80,12 @@ def planned(
     key, value = sequences(length, key_heads), sequences(length, key_heads)
     span = (queries or length) + length - 1
     mask_rows = 1 if mask == "key" else length
+    mask_dtype = torch.float32 if mask == "added" else torch.bool
     inputs = Inputs(
         query, key, value,
         empty(heads, span, dtype=torch.float32) if scores else None,
         empty(heads, 2, dtype=torch.int32) if scores and band else None,
-        None if mask is None else empty(batch, 1, mask_rows, length, dtype=torch.bool),
+        None if mask is None else empty(batch, 1, mask_rows, length, dtype=mask_dtype),
         empty(dtype=torch.int32) if dropout_p else None,
         empty(batch + 1, dtype=torch.int32) if packed else None,
         None, length if packed else 0, 0, *window, 0.125, dropout_p,
@@ -126,6 +127,12 @@ CALLS = {
     "dropout": {"dropout_p": 0.1},
     "short": {"length": 128},
     "very short": {"length": 64},
+    "added mask": {"mask": "added"},
+    "short, added mask": {"length": 128, "mask": "added"},
+    "very short, added mask": {"length": 64, "mask": "added"},
+    "128 wide, added mask": {"dim": 128, "mask": "added"},
+    "256 wide, added mask": {"dim": 256, "mask": "added"},
+    "float32, added mask": {"dtype": torch.float32, "mask": "added"},
     "decoding": {"queries": 1, "length": 8192},
     "16 wide": {"dim": 16},
     "32 wide": {"dim": 32},

@@ -261,7 +261,11 @@ def _small(
 
 
 def _small_tiles(problem: Problem) -> Tiles:
-    return SMALL[64 if max(problem.queries, problem.keys) <= 64 else 128]
+    tiles = SMALL[64 if max(problem.queries, problem.keys) <= 64 else 128]
+    # Two tiles of numbers to add, on their way at once, do not fit into shared memory.
+    mask = problem.inputs.mask
+    heavy = mask is not None and mask.element_size() > 1
+    return replace(tiles, num_stages=1) if heavy else tiles
 
 
 def _small_programs(problem: Problem) -> int:
