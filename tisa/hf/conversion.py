@@ -10,7 +10,6 @@ import torch
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tisa.flags import check_flags
 from tisa.hf import families
 from tisa.hf.calibration import (
     Tokens,
@@ -23,6 +22,7 @@ from tisa.hf.calibration import (
 from tisa.hf.core import FORMAT, LIFTED, TABLES, Folded, model_class
 from tisa.hf.fit import fit_scores
 from tisa.hf.registry import register_type
+from tisa.scoring.base import check_flags
 from tisa.store import tensors_digest
 
 # Buffers with an entry for each place of the table.

@@ -14,7 +14,7 @@ no other model of the same class notices. What a model was given is in its confi
 import inspect
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -142,9 +142,8 @@ def check(module: Any, name: str, mask: Any, kwargs: dict[str, Any], *known: str
         value = kwargs[argument]
         if value is None or (isinstance(value, (int, float)) and not value):
             continue
-        advice = 'take attn_implementation="eager"'
-        if name == "eager":
-            advice = "only the stock model has it, with an implementation of transformers'"
+        alone = "only the stock model has it, with an implementation of transformers'"
+        advice = alone if name == "eager" else 'take attn_implementation="eager"'
         raise ValueError(
             f'attn_implementation: {type(module).__name__} hands "{argument}" to its attention, '
             f'which "{name}" does not know and would leave out; {advice}'
@@ -295,10 +294,8 @@ class OwnScores(_Mixed):
         layer = layers[index] if index < len(layers) else None
         if getattr(past, "is_compileable", False):
             if getattr(layer, "is_sliding", False):
-                raise ValueError(
-                    "past_key_values: a static sliding-window cache moves its keys, and the "
-                    'scores need their places; take a cache of type "dynamic" or "static"'
-                )
+                raise ValueError("past_key_values: a static sliding-window cache moves its keys; "
+                                 'take a cache of type "dynamic" or "static"')  # fmt: skip
             if getattr(layer, "keys", past) is None and layer.is_initialized:
                 raise ValueError("past_key_values: a layer that shares keys has no places "
                                  'in a static cache; take one of type "dynamic"')  # fmt: skip
@@ -425,14 +422,11 @@ def is_mpnet(module: Any) -> bool:
 
 @cache
 def _uses_interface(cls: Any) -> bool:
-    stock = getattr(cls, "stock", cls)
-    if "Cross" in stock.__name__:
-        return False
-    try:
+    stock, source = getattr(cls, "stock", cls), ""
+    with suppress(OSError, TypeError):
         source = inspect.getsource(stock.forward)
-    except (OSError, TypeError):
-        return False
-    return "ALL_ATTENTION_FUNCTIONS" in source and "self.config" in source
+    known = "ALL_ATTENTION_FUNCTIONS" in source and "self.config" in source
+    return known and "Cross" not in stock.__name__
 
 
 def attention_modules(model: nn.Module) -> list[Any]:
@@ -556,8 +550,7 @@ def _announce(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
 
 @contextmanager
 def _small_table(config: Any) -> Iterator[None]:
-    """Have stock code make few positions where they are replaced, and set none of them.
-
+    """Have stock code make few positions where they are replaced, and set none of them:
     GPT-BigCode squares their number, DistilBERT may set a table of sines.
     """
     names = ("sinusoidal_pos_embds", "max_position_embeddings")
@@ -611,12 +604,10 @@ class Converted(PreTrainedModel):
         body = "" if model.base_model is model else f"{model.base_model_prefix}."
         missing = {k for k in info["missing_keys"] if k.startswith(body)}
         pooler = {k for k in missing if "pooler" in k.split(".")}
-        if missing - pooler:
+        if lost := sorted(missing - pooler):
             raise ValueError(
-                f"{args[0] if args and args[0] else cls.__name__}: the checkpoint lacks "
-                f"{', '.join(sorted(missing - pooler)[:3])} and so on, "
-                f"{len(missing - pooler)} tensors; take a whole one, or convert the stock model "
-                "with tisa.hf.convert"
+                f"{args[0] if args and args[0] else cls.__name__}: the file lacks {len(lost)} "
+                f"tensors, {', '.join(lost[:3])} …; take a whole one, or convert the stock model"
             )
         own = getattr(model, "pooler", None)
         if pooler and own is not None and len(pooler) == len(own.state_dict()):

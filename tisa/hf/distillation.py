@@ -18,9 +18,9 @@ from torch.nn.functional import cosine_similarity, kl_div, log_softmax
 from transformers import PreTrainedModel
 
 import tisa
-from tisa.flags import check_flags
 from tisa.hf.calibration import Batch, Tokens, batches_of, inner, load_tokenizer, tokens_of
 from tisa.parameters import is_score
+from tisa.scoring.base import check_flags
 from tisa.shapes import Tensor
 from tisa.store import CODE, Damaged, read_bytes, tensors_digest, told, write_sealed
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from tisa.flags import check_flags
 from tisa.hf.calibration import default_texts, length_limit, pieces
 from tisa.hf.conversion import Positions, Start, convert
 from tisa.hf.distillation import distil
@@ -15,6 +14,7 @@ from tisa.hf.measure import Score, measurements
 from tisa.hf.saving import load_stock, save
 from tisa.hf.sentence import sentence_folder
 from tisa.packages import device_named
+from tisa.scoring.base import check_flags
 from tisa.store import check_new_folder, new_folder
 
 # With minutes alone, the clock ends it.

@@ -23,11 +23,11 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from tisa.flags import check_flags
 from tisa.offsets import hold_outside, offset_range, span
 from tisa.ops.api import attention
 from tisa.ops.call import autocast_enabled
 from tisa.ops.validation import autocast
+from tisa.scoring.base import check_flags
 from tisa.shapes import Float, Int, Int32, Tensor
 
 

@@ -11,6 +11,7 @@ import torch
 
 from tisa.offsets import Window, default_query_start, span
 from tisa.ops.call import Call, autocast_enabled
+from tisa.scoring.base import check_flags
 from tisa.shapes import Tensor
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -36,7 +37,7 @@ def checked_call(
 ) -> Call:
     """Return the call with every default filled in, or raise a ValueError or TypeError."""
     packed = cu_seqlens is not None
-    _check_flags(is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse)
+    check_flags("tisa.attention", is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         _check_tensor(name, tensor, "convert it with torch.as_tensor")
     for name, optional in (("attn_mask", attn_mask), ("cu_seqlens", cu_seqlens), ("band", band)):
@@ -102,13 +103,6 @@ def _refuse(
 def _check_tensor(argument: str, value: object, remedy: str) -> None:
     if not isinstance(value, Tensor):
         _refuse(argument, "a tensor", type(value).__name__, remedy, TypeError)
-
-
-# Not that of `tisa.flags`: whoever follows a forward pass has one file less to open.
-def _check_flags(**flags: object) -> None:
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            _refuse(name, "True or False", repr(flag), "pass bool(…) of what you mean", TypeError)
 
 
 def _is_int(value: object) -> bool:

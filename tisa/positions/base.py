@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from tisa import shapes
-from tisa.flags import check_flags
+from tisa.scoring.base import check_flags
 from tisa.shapes import Float, Int, Int32, Tensor
 
 # Which layers a method's parameters serve: every layer its own, all the same, or the first alone.

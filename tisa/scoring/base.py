@@ -25,6 +25,16 @@ Init = Literal["reference", "zero"]
 _FARTHEST = 2**30
 
 
+def check_flags(owner: str, **flags: object) -> None:
+    """Refuse flags that are no booleans: "no" and a number would be taken as true."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(
+                f"{owner}: {name} must be True or False, got {flag!r}; "
+                "pass bool(…) of what you mean"
+            )
+
+
 class ScoringFunction(nn.Module, ABC):
     """A function of the offset, one curve per head; subclasses define `scores` and `support`."""
 

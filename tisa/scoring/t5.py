@@ -2,8 +2,7 @@
 
 import torch
 
-from tisa.flags import check_flags
-from tisa.scoring.base import Init, ScoringFunction, check_init, head_parameter
+from tisa.scoring.base import Init, ScoringFunction, check_flags, check_init, head_parameter
 from tisa.shapes import Float, Int, Int32, Tensor
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from tisa.flags import check_flags
 from tisa.positions import PositionConfig
+from tisa.scoring.base import check_flags
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from tisa.flags import check_flags
 from tisa.positions import Position, PositionConfig, build_position, places_of
+from tisa.scoring.base import check_flags
 from tisa.shapes import Bool, Float, Int, Int32, Tensor
 from tisa.transformer.attention import AttentionLayer
 from tisa.transformer.cache import Cache
