@@ -119,7 +119,7 @@ def test_without_it_a_small_model_is_trained_and_the_reason_told(
         cache = tmp_path / "shelf" / NAME / "below-a-file"
     trained = []
     monkeypatch.setattr(
-        "tisa_lab.demo.small_model.small_model", lambda out, *_: trained.append(out) or out
+        "tisa_lab.demo.small_model.trained_small_model", lambda out, *_: trained.append(out) or out
     )
     with opening.open_model(tmp_path / "out", quick(), cache=cache, wheel=given) as opened:
         assert opened.folder == tmp_path / "out"
