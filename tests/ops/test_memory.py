@@ -35,7 +35,7 @@ def test_no_tensor_of_n_squared(length, heads, options):
     with Largest() as largest:
         output, _, norms = chunked._forward._init_fn(query, key, value, vector, *rest)
         grads = (torch.ones_like(output), torch.zeros(1, heads, length), norms)
-        chunked._backward._init_fn(*grads, query, key, value, vector, *rest, [True] * 4)
+        chunked._backward._init_fn(*grads, query, key, value, vector, *rest, [True] * 4 + [False])
     # A block, its padding included; n² alone would be 16 million for one head of 4,096.
     assert largest.elements <= max(2 * 2**20, 260 * (length + 260), heads * length * 16)
     assert largest.elements < heads * length**2 / 10
