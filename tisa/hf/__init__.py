@@ -16,6 +16,7 @@ distillation.py  a converted model trained towards the one it came from
 measure.py       what a conversion kept
 sentence.py      what makes a sentence encoder of a transformer
 saving.py        stock models from folders, converted ones from and into folders
+fused/           stock models that have scores of the offset from birth (T5, …) on the operator
 folder.py        folder in, folder out: what `tisa convert` does
 report.py        one page about a conversion
 export.py        torch.export and ONNX
@@ -43,13 +44,20 @@ from tisa.parameters import parameter_groups
 
 if TYPE_CHECKING:
     from tisa.hf.distillation import distil
+    from tisa.hf.fused import fuse, unfuse
     from tisa.hf.saving import load, save
 
 register()
 _register_transformer()
 
 # Whoever follows a model's forward pass or its conversion meets none of these.
-_ON_FIRST_USE = {"distil": "distillation", "load": "saving", "save": "saving"}
+_ON_FIRST_USE = {
+    "distil": "distillation",
+    "fuse": "fused",
+    "load": "saving",
+    "save": "saving",
+    "unfuse": "fused",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -61,9 +69,11 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "convert",
     "distil",
+    "fuse",
     "load",
     "parameter_groups",
     "register",
     "register_type",
     "save",
+    "unfuse",
 ]

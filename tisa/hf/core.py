@@ -245,7 +245,7 @@ class _View:
         return own_name(value) if name == "_attn_implementation" else value
 
 
-class _Mixed(nn.Module):
+class Mixed(nn.Module):
     """What all mixins share: instances can be pickled, although their class was made here."""
 
     mixin: Any
@@ -255,7 +255,7 @@ class _Mixed(nn.Module):
         return _blank, (self.mixin, self.stock), self.__dict__
 
 
-class OwnScores(_Mixed):
+class OwnScores(Mixed):
     """Mixin: an attention module that owns its scores, whatever its model's implementation is."""
 
     offset_scores: nn.ModuleList
@@ -335,7 +335,7 @@ class MPNetScores(OwnScores):
         return super(OwnScores, self).forward(hidden_states, additive(mask, dtype), bias, weights)
 
 
-class Passes(_Mixed):
+class Passes(Mixed):
     """Mixin for ALBERT's stack, which tells its one layer in which pass it is."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any) -> Any:
@@ -377,7 +377,7 @@ class Nothing(nn.Module):
         return torch.zeros((*given.shape, 1) if self.relative else (), device=given.device)
 
 
-class Folded(_Mixed):
+class Folded(Mixed):
     """Mixin: word embeddings that add what of the positions had nothing to do with order.
 
     `fold` has three vectors: for every token but two, for the one that always stands last, and for
@@ -407,7 +407,7 @@ def _blank(mixin: Any, cls: Any) -> Any:
     return (made := _with_mixin(mixin, cls)).__new__(made)
 
 
-def _become(module: Any, mixin: Any) -> None:
+def become(module: Any, mixin: Any) -> None:
     """Turn the module into one of the subclass: it keeps its parameters and its place."""
     config = module.__dict__.pop("config", None)
     module.__class__ = _with_mixin(mixin, type(module))
@@ -467,7 +467,7 @@ def _attach(model: Any) -> None:
     tisa, owners = model.config.tisa, attention_modules(model)
     for module in owners:
         heads = num_heads(module, model.config)
-        _become(module, MPNetScores if is_mpnet(module) else OwnScores)
+        become(module, MPNetScores if is_mpnet(module) else OwnScores)
         module.config = model.config
         module.keeps_relative_bias = tisa["positions"] == "keep"
         module.offset_scores = nn.ModuleList(
@@ -476,7 +476,7 @@ def _attach(model: Any) -> None:
         )
     for module in list(model.modules()):
         if hasattr(module, "albert_layer_groups"):
-            _become(module, Passes)
+            become(module, Passes)
     if tisa["positions"] == "replace":
         _remove_positions(model)
     innermost = [m for m in model.modules() if isinstance(m, PreTrainedModel)][-1]
@@ -496,7 +496,7 @@ def _remove_positions(model: Any) -> None:
             module.relative_attention_bias = Nothing(relative=True)
     if tisa["fold"]:
         words = model.get_input_embeddings()
-        _become(words, Folded)
+        become(words, Folded)
         words.first_token_id, words.last_token_id = tisa["first_token_id"], tisa["last_token_id"]
         words.fold = nn.Parameter(torch.zeros(3, words.embedding_dim, dtype=words.weight.dtype))
 
