@@ -109,7 +109,7 @@ def logits(model, **kwargs):
         return model(**kwargs).logits
 
 
-def checkpoint_activations(model):
+def checkpoint_activations(model, **settings):
     """Switch it on under its name of transformers 5.23, or of before."""
     enable = getattr(model, "activation_checkpointing_enable", None)
-    (enable or model.gradient_checkpointing_enable)()
+    (enable or model.gradient_checkpointing_enable)(settings or None)

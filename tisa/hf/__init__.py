@@ -44,7 +44,7 @@ from tisa.parameters import parameter_groups
 
 if TYPE_CHECKING:
     from tisa.hf.distillation import distil
-    from tisa.hf.fused import fuse, unfuse
+    from tisa.hf.fused import PackedCollator, fuse, offset_scores, unfuse
     from tisa.hf.saving import load, save
 
 register()
@@ -52,9 +52,11 @@ _register_transformer()
 
 # Whoever follows a model's forward pass or its conversion meets none of these.
 _ON_FIRST_USE = {
+    "PackedCollator": "fused",
     "distil": "distillation",
     "fuse": "fused",
     "load": "saving",
+    "offset_scores": "fused",
     "save": "saving",
     "unfuse": "fused",
 }
@@ -67,10 +69,12 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "PackedCollator",
     "convert",
     "distil",
     "fuse",
     "load",
+    "offset_scores",
     "parameter_groups",
     "register",
     "register_type",

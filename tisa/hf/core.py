@@ -421,7 +421,8 @@ def is_mpnet(module: Any) -> bool:
 
 
 @cache
-def _uses_interface(cls: Any) -> bool:
+def uses_interface(cls: Any) -> bool:
+    """Return whether a class's attention goes through transformers' interface."""
     stock, source = getattr(cls, "stock", cls), ""
     with suppress(OSError, TypeError):
         source = inspect.getsource(stock.forward)
@@ -433,7 +434,7 @@ def attention_modules(model: nn.Module) -> list[Any]:
     """Return the self-attention modules that can own scores, in the order of the layers."""
     return [
         m for name, m in model.named_modules()
-        if not getattr(m, "is_cross_attention", False) and (is_mpnet(m) or _uses_interface(type(m)))
+        if not getattr(m, "is_cross_attention", False) and (is_mpnet(m) or uses_interface(type(m)))
         and not any(word in place for place in name.split(".")[-2:] for word in CROSS)
     ]  # fmt: skip
 

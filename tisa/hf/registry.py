@@ -32,7 +32,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tisa.hf import core, implementations
 from tisa.hf.families import LOADED_TYPES
-from tisa.hf.fused import attention as fused
 from tisa.offsets import to_matrix
 from tisa.scoring import TISA
 from tisa.store import told
@@ -100,7 +99,6 @@ def register() -> None:
     # For the model itself, and for modules of it that have no scores; without a mask there is none.
     AttentionInterface.register("tisa", implementations.on_operator)
     AttentionMaskInterface.register("tisa", implementations.mask)
-    fused.register()
     for model_type in LOADED_TYPES:
         if model_type in CONFIG_MAPPING:
             register_type(model_type)

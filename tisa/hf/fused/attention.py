@@ -93,7 +93,7 @@ def attend(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    position_bias: Float[Tensor, "heads span"] | None = None,
+    position_bias: Tensor | None = None,
     tisa_told: Told | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -107,8 +107,11 @@ def attend(
             "not of one; call tisa.hf.fuse(model), which sets the name itself"
         )
     core.check(module, NAME, attention_mask, kwargs, *core.PACKING)
-    vector = None if position_bias is None or position_bias.numel() == 0 else position_bias
     known = tisa_told
+    vector = None if position_bias is None or position_bias.numel() == 0 else position_bias
+    if hasattr(module, "score_vector"):
+        vector = module.score_vector(query, key.shape[-2], known.query_start)
+        module.prove(vector, position_bias, attention_mask, query.shape[-2], key.shape[-2])
     if known.weights:
         return _with_weights(
             module, query, key, value, attention_mask, vector, known, dropout, scaling
@@ -131,8 +134,8 @@ def attend(
     visible, causal = attention_mask, known.causal
     if known.ends is not None:
         _check_row(query, key, attention_mask)
-        visible = _same_example(*known.ends, query.shape[-2], key.shape[-2])
-    elif attention_mask is not None:
+        return _across(query, key, value, *known.ends, **options), None
+    if attention_mask is not None:
         causal = causal and attention_mask.dtype == PADDING
         visible = attention_mask.bool() if attention_mask.dtype == PADDING else attention_mask
     output = attention(
@@ -163,14 +166,49 @@ def _check_row(query: Tensor, key: Tensor, mask: Tensor | None) -> None:
         )
 
 
+def _across(
+    query: Tensor, key: Tensor, value: Tensor, queries: Ends, keys: Ends, **options: Any
+) -> Float[Tensor, "one total heads dim"]:
+    """Return what packed queries get of another row's keys, each example of its own.
+
+    The examples stand side by side meanwhile, as long as the longest one: their product is small
+    beside that of the two rows.
+    """
+    (ends, longest), (others, longest_other) = queries, keys
+    placed = _places(ends, longest, query.shape[-2])
+    beside = _places(others, longest_other, key.shape[-2])
+
+    def apart(x: Tensor, places: Tensor, length: int) -> Tensor:
+        rows = x[0].transpose(0, 1)
+        padded = rows.new_zeros(ends.shape[0] * length, *rows.shape[1:])
+        padded = padded.index_copy(0, places, rows).unflatten(0, (-1, length))
+        return padded[:-1].transpose(1, 2)
+
+    lengths = others.diff()[:, None]
+    real = torch.arange(longest_other, device=key.device) < lengths
+    output = attention(
+        apart(query, placed, longest), apart(key, beside, longest_other),
+        apart(value, beside, longest_other), attn_mask=real[:, None, None, :], **options,
+    )  # fmt: skip
+    assert isinstance(output, Tensor)
+    return output.transpose(1, 2).flatten(0, 1).index_select(0, placed).unsqueeze(0)
+
+
+def _example(ends: Int32[Tensor, " ends"], length: int) -> Int[Tensor, " length"]:
+    """Return the number of each packed token's example."""
+    tokens = torch.arange(length, device=ends.device, dtype=ends.dtype)
+    return torch.searchsorted(ends[1:].contiguous(), tokens, right=True)
+
+
+def _places(ends: Int32[Tensor, " ends"], longest: int, length: int) -> Int[Tensor, " length"]:
+    """Return where each packed token stands when examples have rows of the longest one's length."""
+    number = _example(ends, length)
+    return torch.arange(length, device=ends.device) + number * longest - ends[number]
+
+
 def _same_example(queries: Ends, keys: Ends, length: int, others: int) -> Bool[Tensor, "1 1 q k"]:
     """Return which packed query may see which packed key of another row: its own example's."""
-    numbers = [
-        torch.searchsorted(
-            ends[1:].contiguous(), torch.arange(n, device=ends.device, dtype=ends.dtype), right=True
-        )
-        for (ends, _), n in ((queries, length), (keys, others))
-    ]
+    numbers = [_example(ends, n) for (ends, _), n in ((queries, length), (keys, others))]
     return (numbers[0][:, None] == numbers[1][None, :])[None, None]
 
 
@@ -188,7 +226,7 @@ def seen(
         return core.additive(mask, query.dtype)
     if known.causal:
         offsets = offset_range(queries, keys, query_start=known.query_start, device=query.device)
-        visible = visible & to_matrix((offsets <= 0).to(PADDING), queries, keys).bool()
+        visible = visible & (to_matrix((offsets <= 0).float(), queries, keys) > 0)
     return core.additive(visible, query.dtype)
 
 

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from tisa.hf.core import Mixed, become
 from tisa.hf.fused.attention import NAME
+from tisa.hf.fused.declared import Declared, declared_mixin
 from tisa.hf.fused.t5 import T5Fused, UMT5Fused
 
 # The class of an attention module, and what becomes of it.
@@ -40,8 +41,9 @@ def fuse(model: Any) -> Any:
 
     Args:
         model: a transformers model whose scores are a function of the offset from birth (T5, mT5,
-            UMT5, Switch, Pop2Piano, Pix2Struct's text, MPNet; BLOOM, MPT, Falcon with ALiBi), or
-            one that has such a model in it, as a pipeline or an adapter has.
+            UMT5, Switch, Pop2Piano, Pix2Struct's text, MPNet; BLOOM, MPT, Falcon with ALiBi), one
+            that has such a model in it, as a pipeline or an adapter has, or one whose attention
+            modules' scores have been told to `offset_scores`.
     """
     found = _plan(model)
     for module, mixin in found:
@@ -64,7 +66,8 @@ def unfuse(model: Any) -> Any:
     for config in _configs(model, found):
         config._attn_implementation_internal = next(iter(before))
     for module in found:
-        module.__dict__.pop("band", None)
+        for kept in ("band", "proved"):
+            module.__dict__.pop(kept, None)
         module.__class__ = type(module).stock
         _rehook(module)
     return model
@@ -72,7 +75,7 @@ def unfuse(model: Any) -> Any:
 
 def fused_modules(model: nn.Module) -> list[Any]:
     """Return the modules of a model that are fused."""
-    mixins = tuple(FUSED.values())
+    mixins = (*FUSED.values(), Declared)
     return [m for m in model.modules() if isinstance(m, Mixed) and isinstance(m, mixins)]
 
 
@@ -83,14 +86,20 @@ def _plan(model: Any) -> list[tuple[Any, type]]:
             f"fuse: expected a transformers model, got {type(model).__name__}; "
             "load it with AutoModel.from_pretrained"
         )
-    found = [
-        (module, FUSED[type(module).__name__])
-        for module in model.modules()
-        if type(module).__name__ in FUSED and _is_stock(module)
-    ]
+    known = ((module, _mixin(module)) for module in model.modules())
+    found = [(module, mixin) for module, mixin in known if mixin is not None]
     if not found and not fused_modules(model):
         raise ValueError(f"fuse: {type(model).__name__} cannot be fused: {_reason_against(model)}")
     return found
+
+
+def _mixin(module: Any) -> type | None:
+    """Return what becomes of a module, or None if it is left as it is."""
+    if isinstance(module, Mixed):
+        return None
+    if _is_stock(module) and type(module).__name__ in FUSED:
+        return FUSED[type(module).__name__]
+    return declared_mixin(module)
 
 
 def _is_stock(module: Any) -> bool:

@@ -5,7 +5,7 @@ the attention function gets it beside queries and keys. Here it is the vector of
 (heads, queries + keys − 1), made by stock code's own buckets; cross-attention has an empty one.
 """
 
-from functools import lru_cache
+import math
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch.nn.functional import embedding
 from tisa.hf.core import Mixed
 from tisa.hf.fused.attention import NAME, told
 from tisa.offsets import offset_range
-from tisa.scoring import T5Buckets
 from tisa.shapes import Int, Tensor
 
 
@@ -45,10 +44,12 @@ class T5Fused(Mixed):
     @property
     def band_ends(self) -> tuple[int, int]:
         """Return the offsets from which on the last buckets hold all the rest."""
-        return _band_ends(
-            self.relative_attention_num_buckets, self.relative_attention_max_distance,
-            self.bidirectional,
-        )  # fmt: skip
+        number = self.relative_attention_num_buckets // (1 + self.bidirectional)
+        exact, farthest = number // 2, self.relative_attention_max_distance
+        last = exact * (farthest / exact) ** (1 - 1 / (number - exact))
+        # Stock code takes logarithms in float32, and may be one offset late.
+        end = math.ceil(last) + 1
+        return -end, end if self.bidirectional else 0
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return what the stock module does; tell the attention function what it is not told."""
@@ -66,7 +67,7 @@ class T5Fused(Mixed):
         if not self._fused:
             return self.stock.compute_bias(self, query_length, key_length, device, past_seen_tokens)
         if "relative_attention_bias" not in self._modules:
-            return torch.empty(0, device=device)
+            return torch.empty(0, 0, device=device)
         table = self.relative_attention_bias
         device = table.weight.device if device is None else device
         # Called, not read: accelerate and peft wrap it. In float32, so that gradients are summed
@@ -94,12 +95,3 @@ class UMT5Fused(T5Fused):
         """Return each offset's bucket, as stock code has it."""
         found: Tensor = self._relative_position_bucket(offsets)
         return found
-
-
-@lru_cache
-def _band_ends(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[int, int]:
-    with torch.device("cpu"):
-        known = T5Buckets(1, num_buckets, max_distance, bidirectional=bidirectional, init="zero")
-    lowest, highest = known.support(0.0)[0].tolist()
-    # Stock code takes logarithms in float32, and may be one offset late.
-    return lowest - 1, highest + bidirectional
