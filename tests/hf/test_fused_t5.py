@@ -203,7 +203,7 @@ def test_half_precision_trains_the_table():
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("kind", ["t5", "umt5 encoder"])
+@pytest.mark.parametrize("kind", ["t5", pytest.param("umt5 encoder", marks=pytest.mark.full)])
 def test_compiles_into_one_graph(kind):
     model, fused = both(kind)
     compiled = torch.compile(fused, fullgraph=True, backend="aot_eager")

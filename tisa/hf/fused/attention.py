@@ -121,7 +121,7 @@ def attend(
     )
     band = None if vector is None else within(module, query, key.shape[-2])
     if known.ends is not None and not known.cross:
-        _check_row(query, key, attention_mask)
+        _check_row(query, attention_mask)
         (ends, longest), _ = known.ends
         if vector is not None:
             vector = recentred(vector, query.shape[-2], longest)
@@ -133,7 +133,7 @@ def attend(
         return output.unsqueeze(0), None
     visible, causal = attention_mask, known.causal
     if known.ends is not None:
-        _check_row(query, key, attention_mask)
+        _check_row(query, attention_mask)
         return _across(query, key, value, *known.ends, **options), None
     if attention_mask is not None:
         causal = causal and attention_mask.dtype == PADDING
@@ -158,7 +158,10 @@ def within(module: Any, query: Tensor, keys: int) -> Int32[Tensor, "heads 2"] | 
     return band
 
 
-def _check_row(query: Tensor, key: Tensor, mask: Tensor | None) -> None:
+def _check_row(query: Tensor, mask: Tensor | None) -> None:
+    # Switch makes itself a mask of zeros to add where it is given none.
+    if mask is not None and mask.is_floating_point() and not bool(mask.any()):
+        mask = None
     if query.shape[0] != 1 or mask is not None:
         raise ValueError(
             f"packed batch: expected one row of tokens and no attention_mask, got {query.shape[0]} "

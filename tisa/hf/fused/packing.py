@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from torch import nn
 
 from tisa.shapes import Tensor
 
@@ -33,6 +34,10 @@ class PackedCollator:
         """
         config = getattr(model, "config", model)
         self.with_decoder = bool(config.is_encoder_decoder)
+        if isinstance(model, nn.Module):
+            # The encoder of a pair keeps the pair's config.
+            names = (name.rpartition(".")[2] for name, _ in model.named_modules())
+            self.with_decoder = self.with_decoder and "decoder" in names
         self.start: int | None = config.decoder_start_token_id if self.with_decoder else None
         self.pad: int | None = getattr(config, "pad_token_id", None)
         if self.with_decoder and self.start is None:
@@ -44,6 +49,8 @@ class PackedCollator:
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return what the model is called with."""
         known = {"input_ids", "attention_mask", "labels"}
+        if not examples:
+            raise ValueError("PackedCollator needs examples, got none")
         for number, example in enumerate(examples):
             if "input_ids" not in example or not known.issuperset(example):
                 raise ValueError(
@@ -52,6 +59,9 @@ class PackedCollator:
                     "take other columns out"
                 )
         rows = [_real(e["input_ids"], e.get("attention_mask")) for e in examples]
+        for number, row in enumerate(rows):
+            if not row:
+                raise ValueError(f"PackedCollator: example {number} has no tokens; leave it out")
         packed: dict[str, Any] = {"input_ids": _row(rows)}
         _tell(packed, "k", rows)
         if not self.with_decoder:
