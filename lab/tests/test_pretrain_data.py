@@ -155,7 +155,11 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
             tokenizer_of(name)
 
 
-def test_prepared_and_streamed_have_the_same_documents(corpus_file, tmp_path):
+def _unreadable(path):
+    raise ValueError("Failed to read all data for array")
+
+
+def test_prepared_and_streamed_have_the_same_documents(corpus_file, tmp_path, monkeypatch):
     source = Source((str(corpus_file),))
     made = prepare(source, Bytes(), tmp_path / "prepared")
     again = PreparedCorpus(tmp_path / "prepared", chunk_tokens=200)
@@ -172,6 +176,10 @@ def test_prepared_and_streamed_have_the_same_documents(corpus_file, tmp_path):
     assert made.vocabulary == Bytes.vocabulary
     with pytest.raises(FileExistsError):
         prepare(source, Bytes(), tmp_path / "prepared")
+    with monkeypatch.context() as broken:
+        broken.setattr(np, "load", _unreadable)
+        with pytest.raises(ValueError, match=r"Failed to read all data.*prepare it again"):
+            PreparedCorpus(tmp_path / "prepared")
     (tmp_path / "prepared" / "tokens.bin").write_bytes(b"xx")
     with pytest.raises(ValueError, match="prepare it again"):
         PreparedCorpus(tmp_path / "prepared")

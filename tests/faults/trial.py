@@ -97,7 +97,8 @@ def _of_file(path: Path, name: str) -> Leaves:
             return _flat(json.loads(content), name)
         if path.suffix == ".jsonl":
             lines = [json.loads(line) for line in content.splitlines()]
-            lines.sort(key=lambda record: str(record.get("key", record.get("cell"))))
+            # In the order in which they were done, which a second start changes.
+            lines.sort(key=lambda record: str([record.get(k) for k in ("key", "cell", "config")]))
             return _flat(lines, name)
         if path.suffix in TEXTS:
             return {f"{name}:{n}": line for n, line in enumerate(content.decode().splitlines())}

@@ -1,6 +1,7 @@
 """Converted models saved, loaded in a fresh process, torn, uploaded, and what lies beside them."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tiny
 import tisa.hf
 import tisa.hf.saving
 from tiny import inputs, logits, original, shake, token_lists
+from tisa.store import alone
 
 ROOT = Path(__file__).parent.parent.parent
 TOKENS = token_lists(24)
@@ -168,6 +170,31 @@ def test_a_class_of_ones_own_is_asked_for(tmp_path):
     model.save_pretrained(tmp_path / "stock")
     with pytest.warns(UserWarning, match="Tagger, a class that transformers does not have"):
         tisa.hf.saving.load_stock(str(tmp_path / "stock"))
+
+
+def _saved_in_another_process(model, folder):
+    raise SystemExit(0 if _refused(model, folder) else 1)
+
+
+def _refused(model, folder):
+    with pytest.raises(BlockingIOError, match=r"writes there; wait for its end"):
+        tisa.hf.save(model, folder)
+    with pytest.raises(BlockingIOError, match=r"writes there; wait for its end"):
+        model.save_pretrained(folder)
+    return True
+
+
+def test_two_processes_do_not_mix_their_models(tmp_path):
+    model = tisa.hf.convert(original("bert"), positions="keep", init="zero")
+    with alone(tmp_path / "saved"):
+        other = multiprocessing.get_context("fork").Process(
+            target=_saved_in_another_process, args=(model, tmp_path / "saved")
+        )
+        other.start()
+        other.join(60)
+        assert other.exitcode == 0
+        tisa.hf.save(model, tmp_path / "saved")
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
 def test_what_lies_beside_a_saved_model(tmp_path):

@@ -245,6 +245,15 @@ def test_a_folder_that_is_written_into_has_one_writer(tmp_path):
         pass
 
 
+def test_what_a_killed_process_left_makes_no_folder_somebody_elses(tmp_path):
+    path = tmp_path / "out"
+    path.mkdir()
+    (path / ".a.7.unfinished").touch()
+    with store.own_folder(path, own=("a",)):
+        store.write_text(path / "a", "whole")
+    assert (path / "a").read_text() == "whole"
+
+
 def test_a_folder_into_which_nothing_was_written_is_not_left(tmp_path):
     def fails():
         with store.own_folder(tmp_path / "out", own=()):

@@ -1,8 +1,10 @@
 """Any folder: what is in it, what of it is damaged and where, and what can be repaired."""
 
+import errno
 import json
 import multiprocessing
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,6 +118,19 @@ def test_a_folder_lost_between_two_names_is_brought_back(run):
     os.replace(run, run.parent / ".run.abc.before")
     assert damaged(run)[0].damages == ("is missing; as it was before, it lies in .run.abc.before",)
     assert repaired(run) == [f"brought back as it was before: {run}"]
+    assert damaged(run) == []
+
+
+def test_what_could_not_be_read_once_is_not_damaged(run, monkeypatch):
+    path, read, answers = run / "run.json", Path.read_bytes, iter([False])
+
+    def fails_once(self):
+        if self == path and not next(answers, True):
+            raise OSError(errno.EIO, "Input/output error")
+        return read(self)
+
+    monkeypatch.setattr(Path, "read_bytes", fails_once)
+    assert repaired(run) == []
     assert damaged(run) == []
 
 

@@ -15,7 +15,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -34,7 +34,7 @@ from tisa.hf import core, implementations
 from tisa.hf.families import LOADED_TYPES
 from tisa.offsets import to_matrix
 from tisa.scoring import TISA
-from tisa.store import told
+from tisa.store import alone, told
 from tisa.weights import FLOATS, Checkpoint
 
 # Beside the weights a model may have a new head, and buffers such as masks and rows of places.
@@ -48,10 +48,11 @@ class TisaModel(core.Converted):
         """Save like any other model, the code and the card beside it, with a manifest."""
         from tisa.hf import card
 
+        folder, first = Path(save_directory), kwargs.get("is_main_process", True)
         # Into a folder that may hold another model: what is left of both is told by the manifest.
-        with told(Path(save_directory), whole=False):
+        with told(folder, whole=False), alone(folder) if first else nullcontext():
             super().save_pretrained(save_directory, **kwargs)
-            if kwargs.get("is_main_process", True):
+            if first:
                 card.write_remote_code(self, save_directory)
                 card.write_card(self, save_directory)
                 card.seal(self, save_directory, ("*.safetensors", "*.safetensors.index.json"))

@@ -20,6 +20,7 @@ from tisa.hf.registry import (
     tokenizer_of,
 )
 from tisa.hf.sentence import copy_sentence_files, sentence_folder
+from tisa.store import alone
 from tisa.weights import Checkpoint, read_checkpoint
 
 # Of what `from_pretrained` takes: how the hub's copy is found.
@@ -112,6 +113,11 @@ def save(
     `beside` is the folder or hub name that the model came from.
     """
     out = Path(folder)
+    with alone(out):
+        _save(model, out, tokenizer, sentence_folder(beside) if beside else None)
+
+
+def _save(model: PreTrainedModel, out: Path, tokenizer: Any, origin: Path | None) -> None:
     model.save_pretrained(out)
     unlimited = model.config.tisa["positions"] == "replace"
     if tokenizer is not None:
@@ -122,7 +128,6 @@ def save(
             tokenizer.save_pretrained(out)
         finally:
             tokenizer.model_max_length = limit
-    origin = sentence_folder(beside) if beside else None
     if origin is not None:
         copy_sentence_files(origin, out, max_seq_length=LIFTED if unlimited else None)
     seal(model, out)

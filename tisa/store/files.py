@@ -27,8 +27,10 @@ NATIVE = re.compile(
 )
 # In a folder that somebody writes into, and who that is.
 LOCK, HOLDER = ".lock", ".held-by"
-# Places that are held, and the thread that does.
-_MINE: set[tuple[Path, int]] = set()
+# What a killed process leaves of a file or a folder.
+LEFT = re.compile(r"\..+\.(unfinished|before)")
+# Places that are held, and the thread that does; a forked process holds nothing.
+_MINE: set[tuple[Path, int, int]] = set()
 
 
 class Refused(OSError):  # noqa: N818
@@ -95,7 +97,7 @@ def alone(path: str | Path) -> Iterator[None]:
     Inside of it `new_folder` makes that folder: what is asked for again is had.
     """
     path = Path(path).absolute()
-    mine = path, threading.get_ident()
+    mine = path, os.getpid(), threading.get_ident()
     if mine in _MINE:
         yield
         return
@@ -139,8 +141,8 @@ def check_new_folder(path: str | Path, *, replace: bool = False, own: Sequence[s
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{path} is a file; name a new folder")
     written = any((path / name).exists() for name in own)
-    locks = (LOCK, LOCK + HOLDER)
-    used = path.is_dir() and any(part.name not in locks for part in path.iterdir())
+    names = [part.name for part in path.iterdir()] if path.is_dir() else []
+    used = any(name not in (LOCK, LOCK + HOLDER) and not LEFT.fullmatch(name) for name in names)
     if used and not (replace or written):
         raise FileExistsError(f"{path} is there already, and not empty; name a new folder")
 

@@ -45,6 +45,9 @@ def _alone(place: Path) -> Iterator[None]:
 def _repair(item: Item) -> Sequence[str]:
     path = item.path
     if item.repair == "set aside":
+        # A disk that did not answer once has damaged nothing.
+        if all(again.state != "damaged" for again in verified(path)):
+            return []
         return [f"set aside as {_set_aside(path).name}: {path}"]
     if item.repair == "take out":
         return _take_out(path)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from tisa.store.files import LEFT
 from tisa.store.seals import (
     MANIFEST,
     SEALED,
@@ -30,7 +31,6 @@ State = Literal["whole", "no checksum", "damaged", "left over"]
 # What a repair does with an item; nothing where it is "".
 Repair = Literal["", "set aside", "take out", "remove", "bring back"]
 ASIDE = ".damaged"
-LEFT = re.compile(r"\..+\.(unfinished|before)")
 AGAIN = "make it again"
 # What one goes on from: there is another one where one is lost.
 CHECKPOINT = "checkpoint"

@@ -133,6 +133,7 @@ class PreparedCorpus:
             manifest = store.check_folder(folder, KIND, remedy=AGAIN)
             if manifest is None and about["format"] != UNSEALED:
                 raise store.Damaged(f"{folder}: its {store.MANIFEST} is missing; {AGAIN}")
+            self.ends: npt.NDArray[np.int64] = np.load(folder / ENDS)
         except store.Damaged:
             raise
         except (OSError, ValueError, KeyError, TypeError) as wrong:
@@ -141,7 +142,6 @@ class PreparedCorpus:
                 f"; {AGAIN}, or name another folder"
             ) from None
         size = os.path.getsize(folder / TOKENS)
-        self.ends: npt.NDArray[np.int64] = np.load(folder / ENDS)
         whole = size == tokens * dtype.itemsize and self.ends.size and self.ends[-1] == tokens
         if about["format"] not in (UNSEALED, FORMAT) or not whole:
             raise ValueError(
