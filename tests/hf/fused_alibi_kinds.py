@@ -89,8 +89,8 @@ def inputs(padding="none", batch=3, length=37):
     ids = torch.randint(3, 60, (batch, length), generator=generator)
     mask = torch.ones_like(ids)
     if padding in ("right", "left"):
-        mask[1, slice(length - 7, None) if padding == "right" else slice(0, 7)] = 0
-        mask[2, slice(length - 2, None) if padding == "right" else slice(0, 2)] = 0
+        mask[-2, slice(length - 7, None) if padding == "right" else slice(0, 7)] = 0
+        mask[-1, slice(length - 2, None) if padding == "right" else slice(0, 2)] = 0
     if padding == "holes":
         mask[0, 3:6] = mask[0, 11] = 0
         mask[1, :4] = mask[1, 9:20] = mask[1, -2:] = 0
