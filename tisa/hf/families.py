@@ -22,8 +22,10 @@ from tisa.hf.core import (
     place_of_table,
 )
 
-__all__ = ["FUSED_TYPES", "LOADED_TYPES", "Table", "attention_calls", "attention_modules",
-           "is_albert", "is_rotary", "num_heads", "passes", "position_table", "reason_against"]  # fmt: skip
+__all__ = [
+    "FUSED_TYPES", "LOADED_TYPES", "Table", "attention_calls", "attention_modules", "is_albert",
+    "is_rotary", "num_heads", "passes", "position_table", "reason_against",
+]  # fmt: skip
 LOADED_TYPES = (
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "llama", "mistral",
     "modernbert", "mpnet", "opt", "qwen2", "qwen3", "roberta", "xlm-roberta",
