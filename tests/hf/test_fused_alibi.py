@@ -232,12 +232,13 @@ def test_activation_checkpointing(kind, reentrant):
         assert_close(found[name], gradient, name)
 
 
+@pytest.mark.parametrize("padding", ["left", "holes"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("how", ["weights", "autocast"])
-def test_half_precision_is_no_worse_than_stocks(kind, how, dtype):
-    exact = answer(stock(kind), inputs("left"))[0]
+def test_half_precision_is_no_worse_than_stocks(kind, how, dtype, padding):
+    given = inputs(padding)
+    exact = answer(stock(kind), given)[0]
     model, fused = both(kind, torch.float32)
-    given = inputs("left")
     seen = given["attention_mask"].bool()
     if how == "weights":
         model, fused = model.to(dtype), fused.to(dtype)
@@ -266,6 +267,23 @@ def test_compiles_into_one_graph(kind, padding):
     # The loss is transformers', in float32.
     for name, gradient in gradients(model, given).items():
         assert_close(found[name], gradient, name, allowed=1e-6)
+
+
+@pytest.mark.full
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore:<class 'torch.autograd:DeprecationWarning")
+def test_compiles_with_a_static_cache(kind):
+    model, fused = both(kind)
+    compiled = torch.compile(fused, fullgraph=True, backend="aot_eager")
+    given, past, made = inputs("left"), static(fused, 48), []
+    for begin, end in ((0, 35), (35, 36), (36, 37)):
+        mask = torch.nn.functional.pad(given["attention_mask"][:, :end], (0, 48 - end))
+        with torch.no_grad():
+            ids = given["input_ids"][:, begin:end]
+            out = compiled(ids, attention_mask=mask, past_key_values=past)
+        made.append(out.logits)
+    logits = torch.cat(made, 1)[given["attention_mask"].bool()]
+    assert_close(logits, answer(model, given)[0])
 
 
 class Largest(TorchDispatchMode):
@@ -431,6 +449,11 @@ def test_masks_of_the_callers_with_four_dimensions_are_refused(kind, dtype):
     mask = torch.zeros(3, 1, 37, 37, dtype=dtype)
     with pytest.raises(ValueError, match=r"takes \(batch, keys\), 1 for a token"):
         fused(inputs()["input_ids"], attention_mask=mask)
+
+
+def test_packed_batches_are_refused(kind):
+    with pytest.raises(ValueError, match="does not say where examples end"):
+        tisa.hf.PackedCollator(both(kind)[1])
 
 
 def test_attention_to_later_tokens_is_refused(kind):

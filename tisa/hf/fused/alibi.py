@@ -10,8 +10,9 @@ dtype, which after 256 tokens is wrong by whole places, BLOOM's to the model's d
 "eager" attention, which stock code also takes where weights are asked for, adds ALiBi twice. A
 fused Falcon is the "sdpa" one, which adds it once, and so are its weights.
 
-The model tells its attention modules in the mask that they are fused, as most of them see nothing
-else of it: uint8, 1 for a token, (batch, 1, 1, keys), and without keys where nothing is hidden.
+That they are fused, attention modules are told by an ALiBi without entries: most have no config
+(Falcon's has). What is hidden they are told in the mask, which has 1 for a token in uint8 (MPT's
+stock code makes it boolean), (batch, 1, 1, keys), and no keys at all where nothing is hidden.
 """
 
 import math
