@@ -22,12 +22,16 @@ from tisa.hf.core import (
     place_of_table,
 )
 
-__all__ = ["LOADED_TYPES", "Table", "attention_calls", "attention_modules", "is_albert",
-           "is_rotary", "num_heads", "passes", "position_table", "reason_against"]  # fmt: skip
+__all__ = [
+    "FUSED_TYPES", "LOADED_TYPES", "Table", "attention_calls", "attention_modules", "is_albert",
+    "is_rotary", "num_heads", "passes", "position_table", "reason_against",
+]  # fmt: skip
 LOADED_TYPES = (
     "albert", "bert", "camembert", "distilbert", "electra", "gpt2", "llama", "mistral",
     "modernbert", "mpnet", "opt", "qwen2", "qwen3", "roberta", "xlm-roberta",
 )  # fmt: skip
+# Their attention is none of transformers' interface, and tisa.hf.fuse has code for it.
+FUSED_TYPES = ("bloom", "falcon", "mpnet", "mpt")
 LAYER = (
     "its word vectors go through a layer before position vectors are added to them, and cannot "
     "hold those"

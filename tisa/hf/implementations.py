@@ -18,7 +18,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from tisa.hf import core
 from tisa.hf.core import Call, additive, call_of, is_causal, same_segment, segments_of
-from tisa.hf.families import LOADED_TYPES
+from tisa.hf.families import FUSED_TYPES, LOADED_TYPES
 from tisa.offsets import entry_of, to_vector
 from tisa.ops import attention
 from tisa.scoring import TISA
@@ -176,9 +176,13 @@ def mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
     able = stock is None or hasattr(config, "tisa") or stock._can_set_attn_implementation()
     if not torch.compiler.is_compiling() and not able:
         assert stock is not None
+        # A Falcon may have no ALiBi.
+        fused = config.model_type in FUSED_TYPES and getattr(config, "alibi", True)
         raise ValueError(
             f'attn_implementation: "tisa" would be ignored by {stock.__name__}, whose attention '
-            'does not go through transformers\' interface; take "eager"'
+            "does not go through transformers' interface; "
+            + "call tisa.hf.fuse(model), or " * fused
+            + 'take "eager"'
         )
     made = sdpa_mask if stock is None or stock._supports_sdpa else eager_mask
     return made(*args, config=config, **kwargs)

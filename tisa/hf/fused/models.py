@@ -5,12 +5,23 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from tisa.hf.core import Mixed, become
+from tisa.hf.core import Mixed, OwnScores, become
+from tisa.hf.fused.alibi import (
+    BloomFused,
+    BloomModelFused,
+    FalconFused,
+    FalconModelFused,
+    MptBlockFused,
+    MptFused,
+    MptModelFused,
+)
 from tisa.hf.fused.attention import NAME
 from tisa.hf.fused.declared import Declared, declared_mixin
+from tisa.hf.fused.mpnet import MPNetEncoderFused, MPNetFused
 from tisa.hf.fused.t5 import T5Fused, UMT5Fused
 
-# The class of an attention module, and what becomes of it.
+# The class of an attention module, or of what is around it and makes its scores or masks, and what
+# becomes of it.
 FUSED: dict[str, type] = {
     "T5Attention": T5Fused,
     "MT5Attention": T5Fused,
@@ -18,6 +29,15 @@ FUSED: dict[str, type] = {
     "SwitchTransformersAttention": T5Fused,
     "Pop2PianoAttention": T5Fused,
     "Pix2StructTextAttention": T5Fused,
+    "MPNetEncoder": MPNetEncoderFused,
+    "MPNetSelfAttention": MPNetFused,
+    "BloomModel": BloomModelFused,
+    "BloomAttention": BloomFused,
+    "MptModel": MptModelFused,
+    "MptBlock": MptBlockFused,
+    "MptAttention": MptFused,
+    "FalconModel": FalconModelFused,
+    "FalconAttention": FalconFused,
 }
 CONTENT = "its scores depend on what the tokens are, and not on the offset alone"
 PLANE = "its scores are a function of two offsets, on a plane"
@@ -36,7 +56,8 @@ REFUSED = {
 def fuse(model: Any) -> Any:
     """Return the model, its attention on `tisa.attention`: the same numbers, faster, any length.
 
-    In place: attention modules become instances of subclasses of their own classes. Weights, names,
+    In place: attention modules, and what makes their masks or scores, become instances of
+    subclasses of their own classes. Weights, names,
     config and what `save_pretrained` writes stay what they were. `unfuse` undoes it.
 
     Args:
@@ -66,7 +87,7 @@ def unfuse(model: Any) -> Any:
     for config in _configs(model, found):
         config._attn_implementation_internal = next(iter(before))
     for module in found:
-        for kept in ("band", "proved"):
+        for kept in ("band", "proved", "known_slopes"):
             module.__dict__.pop(kept, None)
         module.__class__ = type(module).stock
         _rehook(module)
@@ -90,6 +111,15 @@ def _plan(model: Any) -> list[tuple[Any, type]]:
     found = [(module, mixin) for module, mixin in known if mixin is not None]
     if not found and not fused_modules(model):
         raise ValueError(f"fuse: {type(model).__name__} cannot be fused: {_reason_against(model)}")
+    there = {mixin for _, mixin in found} | {type(m).mixin for m in fused_modules(model)}
+    for module, mixin in found:
+        above = getattr(mixin, "above", None)
+        if above is not None and above not in there:
+            own = next(name for name, known in FUSED.items() if known is above)
+            raise ValueError(
+                f"fuse: {type(module).__name__} cannot be fused alone: the {own} that it is in "
+                "tells it of positions and masks; fuse the whole model"
+            )
     return found
 
 
@@ -98,8 +128,14 @@ def _mixin(module: Any) -> type | None:
     if isinstance(module, Mixed):
         return None
     if _is_stock(module) and type(module).__name__ in FUSED:
-        return FUSED[type(module).__name__]
+        return FUSED[type(module).__name__] if _refusal(module) is None else None
     return declared_mixin(module)
+
+
+def _refusal(module: Any) -> str | None:
+    """Return why a module of a known class cannot be fused."""
+    against = getattr(FUSED[type(module).__name__], "against", None)
+    return None if against is None else against(module)
 
 
 def _is_stock(module: Any) -> bool:
@@ -107,6 +143,11 @@ def _is_stock(module: Any) -> bool:
 
 
 def _reason_against(model: nn.Module) -> str:
+    if any(isinstance(module, OwnScores) for module in model.modules()):
+        return "it has been converted by tisa.hf.convert, and is on the operator already"
+    own_classes = (m for m in model.modules() if _is_stock(m) and type(m).__name__ in FUSED)
+    if known := next(filter(None, map(_refusal, own_classes)), None):
+        return known
     names = {type(module).__name__ for module in model.modules()}
     for start, reason in REFUSED.items():
         if any(name.startswith(start) for name in names):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tisa.hf.families import FUSED_TYPES
 from tisa.shapes import Tensor
 
 # What a label is where no loss is wanted.
@@ -33,6 +34,11 @@ class PackedCollator:
             model: the model that is trained, or its config.
         """
         config = getattr(model, "config", model)
+        if getattr(config, "model_type", None) in FUSED_TYPES:
+            raise ValueError(
+                f"PackedCollator: the code of a {config.model_type} model does not say where "
+                "examples end, and they would see each other; give it padded batches"
+            )
         self.with_decoder = bool(config.is_encoder_decoder)
         if isinstance(model, nn.Module):
             # The encoder of a pair keeps the pair's config.
