@@ -137,6 +137,11 @@ class View(Protocol):
         """Hear which jobs are left that other processes do, and what all have finished."""
 
 
+def failure(job: Any, wrong: Exception) -> str:
+    """Return what is said of a job that came to nothing."""
+    return f"failed: {job.label}: {wrong}; the same command tries it again"
+
+
 class Shown:
     """A sweep as one sees it: what runs, a line for each job that ended, the time left.
 
@@ -176,9 +181,7 @@ class Shown:
         """Say what came of a job."""
         self.view.ended(job.label)
         if isinstance(outcome, Exception):
-            self.view.say(
-                f"failed: {job.label}: {outcome}; the same command tries it again", wrong=True
-            )
+            self.view.say(failure(job, outcome), wrong=True)
             return
         self._count(self._done | {job.key})
         place = f"{len(self._done)}/{len(self._jobs)}"

@@ -1,5 +1,6 @@
 """A wrong file, given to every loader: one sentence, exit code 2, nothing written, nothing run."""
 
+import errno
 import hashlib
 import json
 import pickle
@@ -360,3 +361,21 @@ def test_a_converted_model_says_what_it_was_made_from(folders, tmp_path):
     ]
     assert sums[0]["tensors"] == sums[1]["tensors"]
     assert sums[0]["calibration"] != sums[1]["calibration"]
+
+
+@pytest.mark.parametrize("damage", ["cut off", "not answered"])
+def test_a_tokenizer_that_is_there_and_cannot_be_read_is_told(
+    damage, folders, tmp_path, monkeypatch
+):
+    stock = shutil.copytree(folders / "stock", tmp_path / "stock")
+    if damage == "cut off":
+        path = stock / "tokenizer.json"
+        path.write_bytes(path.read_bytes()[:100])
+    else:
+
+        def refuse(*args, **kwargs):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", refuse)
+    with pytest.raises(ValueError, match=r"tokenizer\.json.*could not be loaded.*take them away"):
+        tisa.hf.saving.load_stock(str(stock))

@@ -249,6 +249,13 @@ def test_what_a_killed_process_left_makes_no_folder_somebody_elses(tmp_path):
     path = tmp_path / "out"
     path.mkdir()
     (path / ".a.7.unfinished").touch()
+    (path / ".parts.lock.held-by").touch()
+    (path / "parts").mkdir()
+    (path / "parts" / ".b.json.8.unfinished").touch()
+    assert store.is_unused(path)
+    (path / "parts" / "b.json").touch()
+    assert not store.is_unused(path)
+    (path / "parts" / "b.json").unlink()
     with store.own_folder(path, own=("a",)):
         store.write_text(path / "a", "whole")
     assert (path / "a").read_text() == "whole"

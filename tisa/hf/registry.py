@@ -39,6 +39,11 @@ from tisa.weights import FLOATS, Checkpoint
 
 # Beside the weights a model may have a new head, and buffers such as masks and rows of places.
 ROOM, BUFFERS = 2**20, 2**28
+# A tokenizer is in one or more of these.
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model",
+    "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
 
 
 class TisaModel(core.Converted):
@@ -168,12 +173,19 @@ def tokenizer_of(name: Any, *, trust_remote_code: bool = False) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as wrong:
-        if "trust_remote_code" not in str(wrong):
+        if "trust_remote_code" in str(wrong):
+            raise ValueError(
+                f"{name}: its tokenizer needs code of its own, which is not run; if you trust it, "
+                "give trust_remote_code=True"
+            ) from None
+        there = [file for file in TOKENIZER if (Path(name) / file).is_file()]
+        if not there:
             return None
         raise ValueError(
-            f"{name}: its tokenizer needs code of its own, which is not run; if you trust it, give "
-            "trust_remote_code=True"
-        ) from None
+            f"{name}: its tokenizer ({', '.join(there)}) could not be loaded: "
+            f"{str(wrong).splitlines()[0]}; make its files whole, or take them away to go on "
+            "without a tokenizer"
+        ) from wrong
 
 
 def proved(

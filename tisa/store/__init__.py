@@ -14,6 +14,7 @@ from tisa.store.files import (
     alone,
     check_new_folder,
     finish_folder,
+    is_unused,
     locked,
     make_folder,
     new_file,
@@ -44,7 +45,7 @@ from tisa.store.seals import (
 )
 
 __all__ = ["CODE", "MANIFEST", "Damaged", "Lines", "Manifest", "alone", "check_folder",
-           "check_new_folder", "finish_folder", "locked", "make_folder", "manifest_of", "new_file",
-           "new_folder", "only_writer", "opened", "own_folder", "read_bytes", "read_json",
-           "seal_folder", "sealed", "tensors_digest", "told", "write_bytes", "write_files",
-           "write_json", "write_sealed", "write_text"]  # fmt: skip
+           "check_new_folder", "finish_folder", "is_unused", "locked", "make_folder",
+           "manifest_of", "new_file", "new_folder", "only_writer", "opened", "own_folder",
+           "read_bytes", "read_json", "seal_folder", "sealed", "tensors_digest", "told",
+           "write_bytes", "write_files", "write_json", "write_sealed", "write_text"]  # fmt: skip

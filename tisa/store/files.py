@@ -141,10 +141,18 @@ def check_new_folder(path: str | Path, *, replace: bool = False, own: Sequence[s
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"{path} is a file; name a new folder")
     written = any((path / name).exists() for name in own)
-    names = [part.name for part in path.iterdir()] if path.is_dir() else []
-    used = any(name not in (LOCK, LOCK + HOLDER) and not LEFT.fullmatch(name) for name in names)
-    if used and not (replace or written):
+    if not (replace or written or is_unused(path)):
         raise FileExistsError(f"{path} is there already, and not empty; name a new folder")
+
+
+def is_unused(path: Path) -> bool:
+    """Return whether a folder is not there, or holds but locks and what a killed process left."""
+    return not path.is_dir() or all(
+        part.name.endswith((LOCK, LOCK + HOLDER))
+        or LEFT.fullmatch(part.name)
+        or (part.is_dir() and not part.is_symlink() and is_unused(part))
+        for part in path.iterdir()
+    )
 
 
 def finish_folder(unfinished: Path, path: Path) -> None:

@@ -17,7 +17,8 @@ class Parts:
     def __init__(self, folder: Path, made_with: dict[str, Any], *, fresh: bool = False) -> None:
         self.folder = folder
         made_with = json.loads(json.dumps(made_with))
-        self.begun_anew = folder.is_dir() and (fresh or self._read(KEY) != made_with)
+        begun = not store.is_unused(folder)
+        self.begun_anew = begun and (fresh or self._read(KEY) != made_with)
         if self.begun_anew:
             self._remove()
         store.write_json(folder / KEY, made_with)
@@ -35,7 +36,7 @@ class Parts:
         return store.read_json(path, remedy=AGAIN) if path.is_file() else None
 
     def _remove(self) -> None:
-        if not (self.folder / KEY).is_file() and any(self.folder.iterdir()):
+        if not (self.folder / KEY).is_file():
             raise ValueError(
                 f"out must be a folder of the demo's own, got files in {self.folder} that the "
                 "demo did not write; name another folder"

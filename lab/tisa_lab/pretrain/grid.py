@@ -21,7 +21,7 @@ from tisa_lab.pretrain.config import PretrainConfig, RunSettings
 from tisa_lab.pretrain.corpus import Corpus, CorpusNames
 from tisa_lab.pretrain.report import label_of, small
 from tisa_lab.pretrain.training import identity_of, run
-from tisa_lab.sweep import JobRecord, Records, run_sweep
+from tisa_lab.sweep import JobRecord, Records, failure, run_sweep
 from tisa_lab.view import Lines, Silent, spoken
 
 
@@ -210,7 +210,7 @@ class GridView:
         if outcome is None:
             self.view.say(f"stopped: {job.label}; the same command goes on")
         elif isinstance(outcome, Exception):
-            self.view.say(f"failed: {job.label}: {outcome}", wrong=True)
+            self.view.say(failure(job, outcome), wrong=True)
         else:
             self.view.step(self.view.done + 1)
             told = _result(outcome.values)
