@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md and docs/reliability.md anew, from their records.
+"""Write the tables of docs/results.md, reliability.md and fused.md anew, from their records.
 
     python docs/tables.py
 
@@ -15,9 +15,13 @@ from tisa_lab.extrapolation.report import markdown as far_tables
 from tisa_lab.pretrain.report import groups_of, markdown, read_records
 
 DOCS = Path(__file__).parent
+BENCHMARKS = DOCS.parent / "benchmarks/results"
 PRETRAIN = DOCS / "records/2026-11-16-pretrain"
 FAULTS = json.loads((DOCS / "records/2026-11-18-faults/campaign.json").read_text())
 REVIEW = json.loads((DOCS / "records/2026-11-16-review/rates-and-recall.json").read_text())
+PROBE = json.loads((DOCS / "records/2026-11-16-review/t5-probe.json").read_text())
+FUSED = json.loads((BENCHMARKS / "2026-11-19-fused-models-cpu.json").read_text())
+MPNET = json.loads((BENCHMARKS / "2026-11-19-fused-mpnet-cpu.json").read_text())
 FAR = json.loads((PRETRAIN / "causal/extrapolation.json").read_text())
 WHERE = {"tisa": "one for each layer", "tisa layers=shared": "one for all layers",
          "tisa layers=first": "in the first layer only", "none": "none"}  # fmt: skip
@@ -175,8 +179,52 @@ def flips():
     return table(*([str(line[0]), *map(str, line[1:])] for line in lines))
 
 
+def fused():
+    """Return how fast fused models are on a CPU, beside the best stock implementation of each."""
+    heads = ["model", "what", "tokens x batch", "stock, ms", "fused, ms", "times as fast",
+             "stock, MiB", "fused, MiB"]  # fmt: skip
+    cells = []
+    cases = dict.fromkeys((r["model"], r["way"], r["length"], r["batch"]) for r in FUSED["rows"])
+    for case in cases:
+        rows = [r for r in FUSED["rows"] if (r["model"], r["way"], r["length"], r["batch"]) == case]
+        (ours,) = (r for r in rows if r["contender"] == "fused")
+        best = min((r for r in rows if r is not ours), key=lambda r: r["ms"])
+        least = min(r["MiB"] or math.inf for r in rows if r is not ours)
+        cells.append([
+            case[0], case[1], f"{case[2]:,} x {case[3]}", f"{best['ms']:,.0f} ({best['contender']})",
+            f"{ours['ms']:,.0f}", f"**{best['ms'] / ours['ms']:.2f}**",
+            *("–" if not x or x == math.inf else f"{x:,.0f}" for x in (least, ours["MiB"])),
+        ])  # fmt: skip
+    return table(heads, *cells)
+
+
+def probe():
+    """Return what the review measured of a T5-base encoder on an H200."""
+    lines = [["tokens x batch", "step, ms", "times as fast", "forward, ms", "step, GiB"]]
+    for size, found in PROBE["sizes"].items():
+        step = found["step ms"]
+        faster = step["stock"] / step["probe"] if isinstance(step["stock"], float | int) else None
+        lines.append([
+            "{:,} x {}".format(*map(int, size.split("x"))),
+            f"{step['stock']} → {step['probe']}", f"{faster:.1f}" if faster else "–",
+            *(f"{found[w]['stock']} → {found[w]['probe']}" for w in ("forward ms", "step GiB")),
+        ])  # fmt: skip
+    return table(*lines)
+
+
+def real():
+    """Return how far a published model is from float64, fused and not."""
+    whats = list(MPNET["off"]["float32"]["stock"])
+    lines = [["dtype", "model", *whats]]
+    for dtype, models in MPNET["off"].items():
+        for name, off in models.items():
+            lines.append([dtype, name, *(f"{off[what]:.1e}" for what in whats)])
+    return table(*lines)
+
+
 RESULTS = (shares, far, rates, encoder, where)
-PAGES = {"results.md": RESULTS, "reliability.md": (faults, flips, calls)}
+PAGES = {"results.md": RESULTS, "reliability.md": (faults, flips, calls),
+         "fused.md": (fused, probe, real)}  # fmt: skip
 
 
 def page(text, tables=RESULTS):

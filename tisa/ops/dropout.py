@@ -7,7 +7,7 @@ state and cannot do that; an integer hash of (seed, batch, head, query, key) can
 
 import torch
 
-from tisa.shapes import Bool, Float, Int, Tensor
+from tisa.shapes import Float, Int, Tensor
 
 
 # An operator of our own, so that a compiled graph draws the seed as eager code does: the same
@@ -27,12 +27,19 @@ def _(like: torch.Tensor) -> torch.Tensor:
 
 def _mixed(x: Tensor) -> Tensor:
     """Return a 32-bit hash of each integer (two multiplications, "lowbias32")."""
-    # `>>` on a signed integer copies the sign; the masks cut it off.
-    x = x ^ ((x >> 16) & 0xFFFF)
-    x = x * 0x7FEB352D
-    x = x ^ ((x >> 15) & 0x1FFFF)
-    x = x * (0x846CA68B - 2**32)
-    return x ^ ((x >> 16) & 0xFFFF)
+    # `>>` on a signed integer copies the sign; the masks cut it off. In place: a block is large.
+    x = x ^ _shifted(x, 16, 0xFFFF)
+    x *= 0x7FEB352D
+    x ^= _shifted(x, 15, 0x1FFFF)
+    x *= 0x846CA68B - 2**32
+    x ^= _shifted(x, 16, 0xFFFF)
+    return x
+
+
+def _shifted(x: Tensor, bits: int, mask: int) -> Tensor:
+    shifted: Tensor = x >> bits
+    shifted &= mask
+    return shifted
 
 
 def kept(
@@ -43,13 +50,19 @@ def kept(
     head: Int[Tensor, " heads"],
     query: Int[Tensor, " queries"],
     key: Int[Tensor, " keys"],
-) -> Bool[Tensor, "batch heads queries keys"]:
-    """Return which attention weights are kept, for every combination of the indices."""
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return which attention weights are kept, for every combination of the indices.
+
+    In bool, (batch, heads, queries, keys), or as 1 and 0 in `out`.
+    """
     state = _mixed(seed + batch.int())[:, None]
     state = _mixed(state ^ _mixed(head.int()))[:, :, None]
     state = _mixed(state ^ _mixed(query.int()))[:, :, :, None]
     drawn = _mixed(state ^ (key.int() * (0x9E3779B1 - 2**32)))
-    return (drawn & 0x7FFFFFFF) >= min(int(dropout_p * 2**31), 2**31 - 1)
+    drawn &= 0x7FFFFFFF
+    least = min(int(dropout_p * 2**31), 2**31 - 1)
+    return drawn >= least if out is None else torch.ge(drawn, least, out=out)
 
 
 def kept_scale(dropout_p: float) -> float:
