@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md, reliability.md and fused.md anew, from their records.
+"""Write the tables of results.md, reliability.md, fused.md and the README anew from their records.
 
     python docs/tables.py
 
@@ -20,7 +20,8 @@ PRETRAIN = DOCS / "records/2026-11-16-pretrain"
 FAULTS = json.loads((DOCS / "records/2026-11-18-faults/campaign.json").read_text())
 REVIEW = json.loads((DOCS / "records/2026-11-16-review/rates-and-recall.json").read_text())
 PROBE = json.loads((DOCS / "records/2026-11-16-review/t5-probe.json").read_text())
-FUSED = json.loads((BENCHMARKS / "2026-11-19-fused-models-cpu.json").read_text())
+FUSED = [row for path in sorted(BENCHMARKS.glob("2026-11-19-fused-models-cpu*.json"))
+         for row in json.loads(path.read_text())["rows"]]  # fmt: skip
 MPNET = json.loads((BENCHMARKS / "2026-11-19-fused-mpnet-cpu.json").read_text())
 FAR = json.loads((PRETRAIN / "causal/extrapolation.json").read_text())
 WHERE = {"tisa": "one for each layer", "tisa layers=shared": "one for all layers",
@@ -179,23 +180,51 @@ def flips():
     return table(*([str(line[0]), *map(str, line[1:])] for line in lines))
 
 
+def beside_stock():
+    """Yield of each case the best stock implementation's row, ours, and stock's least memory."""
+    cases = [(r["model"], r["way"], r["length"], r["batch"]) for r in FUSED]
+    for case in dict.fromkeys(cases):
+        rows = [row for row, own in zip(FUSED, cases, strict=True) if own == case]
+        (ours,) = (r for r in rows if r["contender"] == "fused")
+        stock = [r for r in rows if r is not ours]
+        yield min(stock, key=lambda r: r["ms"]), ours, min(r["MiB"] or math.inf for r in stock)
+
+
 def fused():
     """Return how fast fused models are on a CPU, beside the best stock implementation of each."""
-    heads = ["model", "what", "tokens x batch", "stock, ms", "fused, ms", "times as fast",
-             "stock, MiB", "fused, MiB"]  # fmt: skip
-    cells = []
-    cases = dict.fromkeys((r["model"], r["way"], r["length"], r["batch"]) for r in FUSED["rows"])
-    for case in cases:
-        rows = [r for r in FUSED["rows"] if (r["model"], r["way"], r["length"], r["batch"]) == case]
-        (ours,) = (r for r in rows if r["contender"] == "fused")
-        best = min((r for r in rows if r is not ours), key=lambda r: r["ms"])
-        least = min(r["MiB"] or math.inf for r in rows if r is not ours)
-        cells.append([
-            case[0], case[1], f"{case[2]:,} x {case[3]}", f"{best['ms']:,.0f} ({best['contender']})",
-            f"{ours['ms']:,.0f}", f"**{best['ms'] / ours['ms']:.2f}**",
-            *("–" if not x or x == math.inf else f"{x:,.0f}" for x in (least, ours["MiB"])),
+    lines = [["model", "what", "tokens x batch", "stock, ms", "fused, ms", "times as fast",
+              "stock, MiB", "fused, MiB"]]  # fmt: skip
+    for best, ours, least in beside_stock():
+        lines.append([
+            ours["model"], ours["way"], f"{ours['length']:,} x {ours['batch']}",
+            f"{best['ms']:,.0f} ({best['contender']})", f"{ours['ms']:,.0f}",
+            f"**{best['ms'] / ours['ms']:.2f}**",
+            *(f"{x:,.0f}" if x and x < math.inf else "–" for x in (least, ours["MiB"])),
         ])  # fmt: skip
-    return table(heads, *cells)
+    return table(*lines)
+
+
+def fused_steps():
+    """Return the README's lines: how many times as fast a training step is, and its memory."""
+    steps = {
+        ours["length"]: f"{best['ms'] / ours['ms']:.2f} x, {ours['MiB'] / least:.2f} of the memory"
+        for best, ours, least in beside_stock()
+        if ours["model"].startswith("t5 of") and ours["way"] == "step"
+    }
+    probed = {}
+    for size, found in PROBE["sizes"].items():
+        step, memory = found["step ms"], found["step GiB"]
+        probed[int(size.split("x")[0])] = (
+            "stock is out of memory" if isinstance(step["stock"], str)
+            else f"{step['stock'] / step['probe']:.1f} x, {memory['probe'] / memory['stock']:.2f}"
+        )  # fmt: skip
+    lengths = sorted(steps | probed)
+    return table(
+        ["a training step, beside the best stock attention", *(f"{n:,} tokens" for n in lengths)],
+        ["T5 of 3 layers x 512, two CPU threads, float32", *(steps.get(n, "") for n in lengths)],
+        ["T5-base encoder, H200, bfloat16 (a review's probe by hand, before `fuse`)",
+         *(probed.get(n, "") for n in lengths)],
+    )  # fmt: skip
 
 
 def probe():
@@ -224,7 +253,7 @@ def real():
 
 RESULTS = (shares, far, rates, encoder, where)
 PAGES = {"results.md": RESULTS, "reliability.md": (faults, flips, calls),
-         "fused.md": (fused, probe, real)}  # fmt: skip
+         "fused.md": (fused, probe, real), "../README.md": (fused_steps,)}  # fmt: skip
 
 
 def page(text, tables=RESULTS):
