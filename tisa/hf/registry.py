@@ -172,20 +172,23 @@ def tokenizer_of(name: Any, *, trust_remote_code: bool = False) -> Any:
     """Return the tokenizer that lies beside a model's weights, or None where there is none."""
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as wrong:
+    # What the tokenizers' own library says is an exception without a class.
+    except Exception as wrong:
         if "trust_remote_code" in str(wrong):
             raise ValueError(
                 f"{name}: its tokenizer needs code of its own, which is not run; if you trust it, "
                 "give trust_remote_code=True"
             ) from None
         there = [file for file in TOKENIZER if (Path(name) / file).is_file()]
-        if not there:
+        if there:
+            said = (str(wrong) or repr(wrong)).splitlines()[0]
+            raise ValueError(
+                f"{name}: its tokenizer ({', '.join(there)}) could not be loaded: {said}; make its "
+                "files whole, or take them away to go on without a tokenizer"
+            ) from wrong
+        if isinstance(wrong, OSError | ValueError | KeyError):
             return None
-        raise ValueError(
-            f"{name}: its tokenizer ({', '.join(there)}) could not be loaded: "
-            f"{str(wrong).splitlines()[0]}; make its files whole, or take them away to go on "
-            "without a tokenizer"
-        ) from wrong
+        raise
 
 
 def proved(

@@ -8,12 +8,12 @@ from random import Random
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 import tisa.hf
 from tisa.hf.default_text import SENTENCES
 from tisa.hf.families import reason_against
-from tisa.hf.registry import base_class, config_of, proved
+from tisa.hf.registry import base_class, config_of, proved, tokenizer_of
 from tisa.hf.report import curves_of, peak_of
 from tisa.parameters import is_score
 from tisa.store import read_bytes, write_sealed
@@ -36,7 +36,7 @@ class Replacing:
         checkpoint = read_checkpoint(model)
         config = config_of(checkpoint)
         config.name_or_path = str(model)
-        self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        self.tokenizer = tokenizer_of(model)
         if self.tokenizer.pad_token is None:
             raise ValueError(
                 "model: sentences are read side by side, and this model's tokenizer has no token "
