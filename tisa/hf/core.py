@@ -398,8 +398,7 @@ class Folded(Mixed):
 
 @cache
 def _with_mixin(mixin: Any, cls: Any) -> Any:
-    made = {"__module__": __name__, "mixin": mixin, "stock": cls}
-    return type(cls.__name__, (mixin, cls), made)
+    return type(cls.__name__, (mixin, cls), {"__module__": __name__, "mixin": mixin, "stock": cls})
 
 
 def _blank(mixin: Any, cls: Any) -> Any:

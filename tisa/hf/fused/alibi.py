@@ -116,15 +116,9 @@ class SlopedAttention(Sloped):
     above: type = SlopedModel
 
     def attended(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor,
-        known: Told,
-        p: float,
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, known: Told, p: float,
         scale: float,
-    ) -> Float[Tensor, "batch queries heads_dim"]:
+    ) -> Float[Tensor, "batch queries heads_dim"]:  # fmt: skip
         """Return the operator's output, the heads side by side."""
         queries, keys = query.shape[-2], key.shape[-2]
         offsets = offset_range(queries, keys, query_start=known.query_start, device=query.device)
@@ -205,16 +199,10 @@ class BloomFused(BloomSlopes, SlopedAttention):
         return _slow(module)
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        residual: Tensor,
-        alibi: Tensor,
-        attention_mask: Any,
-        layer_past: Any = None,
-        use_cache: bool = False,
-        output_attentions: bool = False,
+        self, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: Any,
+        layer_past: Any = None, use_cache: bool = False, output_attentions: bool = False,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Return the output, and the weights if they are asked for."""
         if alibi.numel() == 0:
             known = told(self, True, False, (layer_past,), {})
@@ -361,17 +349,10 @@ class FalconFused(FalconSlopes, SlopedAttention):
         return _not_alibi(module)
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        alibi: Tensor | None,
-        attention_mask: Any,
-        position_ids: Any = None,
-        layer_past: Any = None,
-        use_cache: bool = False,
-        output_attentions: bool = False,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+        self, hidden_states: Tensor, alibi: Tensor | None, attention_mask: Any,
+        position_ids: Any = None, layer_past: Any = None, use_cache: bool = False,
+        output_attentions: bool = False, *args: Any, **kwargs: Any,
+    ) -> Any:  # fmt: skip
         """Return the output, and the weights if they are asked for."""
         if self.config._attn_implementation == NAME:
             known = told(self, True, False, (layer_past,), {})
