@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, get_type_hints, runtime_checkable
 
 import torch
 
@@ -72,6 +73,46 @@ class Executor(Protocol):
         """Stop; what has not ended is lost."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where jobs are done.
+
+    Args:
+        executor: In-process: one after another; pool: several processes on this machine; ray: on a
+            cluster.
+        workers: Jobs at a time in a pool or on Ray.
+        address: Of a running Ray cluster: host:port, auto; by default one on this machine.
+    """
+
+    executor: Literal["in-process", "pool", "ray"] = "in-process"
+    workers: int = 2
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        *others, last = get_args(get_type_hints(type(self))["executor"])
+        if self.executor not in (*others, last):
+            raise ValueError(
+                f"executor must be {', '.join(others)} or {last}, got {self.executor!r}"
+            )
+        if self.workers < 1:
+            raise ValueError(f"workers must be 1 or more, got {self.workers}")
+        if self.address is not None and self.executor != "ray":
+            raise ValueError(f'address is for executor "ray", got {self.executor!r}')
+
+    @property
+    def side_by_side(self) -> int:
+        """Return how many processes do jobs at one time."""
+        return self.workers if self.executor in ("pool", "ray") else 1
+
+    def elsewhere(self, work: "Work", **cluster: Any) -> "Executor | None":
+        """Return the executor where jobs are not done in this process, else None."""
+        if self.executor == "pool":
+            return Pool(work, self.workers)
+        if self.executor == "ray":
+            return OnRay(work, self.address, self.workers, **cluster)
+        return None
+
+
 class InProcess:
     """One job after another, here."""
 
@@ -103,7 +144,6 @@ class Pool:
     """Several processes side by side on this machine; they end with the one that started them."""
 
     def __init__(self, work: Work, workers: int) -> None:
-        _check_workers(workers)
         self.work = work
         self.workers = workers
         # A pool of one for each: a process that is killed breaks its pool, and so no other job.
@@ -176,7 +216,6 @@ class OnRay:
         use_gpu: bool = True,
         folder: str | Path | None = None,
     ) -> None:
-        _check_workers(workers)
         self.work = work
         self.workers = workers
         self.folder = None if folder is None else Path(folder)
@@ -288,11 +327,6 @@ def outcome(work: Work, job: Any) -> Any:
     except Exception as wrong:
         # A message travels between processes; an exception of another package may not.
         return RuntimeError(f"{type(wrong).__name__}: {wrong}")
-
-
-def _check_workers(workers: int) -> None:
-    if workers < 1:
-        raise ValueError(f"workers must be 1 or more, got {workers}")
 
 
 @contextmanager

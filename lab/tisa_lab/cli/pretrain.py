@@ -3,13 +3,14 @@
 import json
 import signal
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tisa.store import check_new_folder
+from tisa_lab.executors import Place
 from tisa_lab.pretrain.config import RECORDS, Grid, RunSettings
 from tisa_lab.pretrain.corpus import CorpusNames
 
-GRID, SETTINGS, NAMES = Grid(), RunSettings(), CorpusNames()
+GRID, SETTINGS, NAMES, HERE = Grid(), RunSettings(), CorpusNames(), Place()
 
 
 def command(
@@ -19,9 +20,7 @@ def command(
     out: Path | None = None,
     grid: Grid = GRID,
     settings: RunSettings = SETTINGS,
-    executor: Literal["in-process", "pool", "ray"] = "in-process",
-    workers: int = 2,
-    address: str | None = None,
+    place: Place = HERE,
     prepare: Path | None = None,
     min_tokens: int = 0,
     max_tokens: int | None = None,
@@ -47,10 +46,7 @@ def command(
         settings: How it is carried out.
         valid: Held-out documents: a file or a prepared folder.
         out: Folder of the run, or of the grid.
-        executor: Where the runs of a grid take place: here one after another, in a pool of
-            processes on this machine, on a Ray cluster that shares the folder.
-        workers: Runs at a time in a pool or on Ray.
-        address: Of a running Ray cluster (host:port, auto); by default one is started here.
+        place: Where the runs of a grid are done; a Ray cluster must share the folder.
         prepare: Only cut the corpus into tokens, into this folder, for --data.
         min_tokens: With --prepare: no shorter documents.
         max_tokens: With --prepare: only documents below it.
@@ -78,7 +74,7 @@ def command(
     held_out = None if valid is None else names.beside(valid)
     check_settings(settings)
     check_corpora(grid, corpus, held_out)
-    several = len(configs) > 1 or executor != "in-process" or (out / RECORDS).exists()
+    several = len(configs) > 1 or place.executor != "in-process" or (out / RECORDS).exists()
     if dry_run:
         from tisa_lab.pretrain.grid import Run
 
@@ -96,8 +92,8 @@ def command(
             from tisa_lab.pretrain.grid import run_grid
 
             failed: Any = run_grid(
-                configs, out, names, valid=valid, settings=settings, executor=executor,
-                workers=workers, address=address, view=view, command=command_line(), stop=stopping,
+                configs, out, names, valid=valid, settings=settings, place=place, view=view,
+                command=command_line(), stop=stopping,
             )  # fmt: skip
             lines = (out / RECORDS).read_text().splitlines() if (out / RECORDS).exists() else []
             shown = f"[{','.join(lines)}]"

@@ -9,7 +9,8 @@ import torch
 import transformers
 
 from tisa.hf import families
-from tisa_lab.executors import Executor, InProcess, Leading, OnRay, Pool, follow, is_leader
+from tisa_lab import executors
+from tisa_lab.executors import Executor, InProcess, Leading, follow, is_leader
 from tisa_lab.glue.batches import check_packable, tokenized
 from tisa_lab.glue.cell import Cell, Record
 from tisa_lab.glue.starts import check_head, config_named
@@ -23,46 +24,31 @@ SAMPLE = 256
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(executors.Place):
     """Where cells are run.
 
     Args:
-        executor: in-process: one after another; pool: several processes; stacked: many cells side
-            by side as one batched model; ray: on a cluster.
-        workers: processes of the pool, cells at a time on the cluster.
-        address: of a Ray cluster: host:port, auto; by default one on this machine.
+        executor: in-process: one after another; pool: several processes on this machine; stacked:
+            many cells side by side as one batched model; ray: on a cluster.
         stack: cells side by side, at most.
         data_dir: folder of official GLUE files; by default the hub.
         device: cpu or cuda; by default a GPU where there is one.
     """
 
-    executor: Literal["in-process", "pool", "stacked", "ray"] = "in-process"
-    workers: int = 2
-    address: str | None = None
+    executor: Literal["in-process", "pool", "stacked", "ray"] = "in-process"  # type: ignore[assignment]
     stack: int = 32
     data_dir: Path | None = None
     device: str | None = None
 
     def __post_init__(self) -> None:
-        if self.executor not in ("in-process", "pool", "stacked", "ray"):
-            raise ValueError(
-                f"executor must be in-process, pool, stacked or ray, got {self.executor!r}"
-            )
-        for name in ("workers", "stack"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
-        if self.address is not None and self.executor != "ray":
-            raise ValueError(f'address is for executor "ray", got {self.executor!r}')
+        super().__post_init__()
+        if self.stack < 1:
+            raise ValueError(f"stack must be 1 or more, got {self.stack}")
         if started_as() > 1 and self.executor != "in-process":
             raise ValueError(
                 f"executor must be in-process where {started_as()} processes (torchrun, accelerate "
                 f"launch) run each cell together, got {self.executor!r}"
             )
-
-    @property
-    def side_by_side(self) -> int:
-        """Return how many processes run cells at one time."""
-        return self.workers if self.executor in ("pool", "ray") else 1
 
     def runner(self, out: Path) -> Runner:
         """Return what runs a cell, with the starts of that folder."""
@@ -85,14 +71,10 @@ class Place:
 
     def open(self, runner: Runner, progress: Progress) -> Executor:
         """Return the executor; it tells the progress of what is run in this process."""
+        elsewhere = self.elsewhere(runner, use_gpu=self.device != "cpu", folder=runner.starts)
+        if elsewhere is not None:
+            return elsewhere
         seen = replace(runner, progress=progress)
-        if self.executor == "pool":
-            return Pool(runner, self.workers)
-        if self.executor == "ray":
-            return OnRay(
-                runner, self.address, self.workers, use_gpu=self.device != "cpu",
-                folder=runner.starts,
-            )  # fmt: skip
         if self.executor == "stacked":
             from tisa_lab.glue.stacked import Stacked
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tisa_lab.executors import InProcess, OnRay, Pool
+from tisa_lab.executors import InProcess, Place
 from tisa_lab.pretrain.checkpoints import check_run, differences
 from tisa_lab.pretrain.config import PretrainConfig, RunSettings
 from tisa_lab.pretrain.corpus import Corpus, CorpusNames
@@ -23,6 +23,8 @@ from tisa_lab.pretrain.report import label_of, small
 from tisa_lab.pretrain.training import identity_of, run
 from tisa_lab.sweep import JobRecord, Records, failure, run_sweep
 from tisa_lab.view import Lines, Silent, spoken
+
+HERE = Place()
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,9 +132,7 @@ def run_grid(
     *,
     valid: str | None = None,
     settings: RunSettings,
-    executor: str = "in-process",
-    workers: int = 2,
-    address: str | None = None,
+    place: Place = HERE,
     view: Silent,
     command: str = "",
     stop: Callable[[], bool] = lambda: False,
@@ -157,18 +157,14 @@ def run_grid(
                 told.file.touch()
             return stop() or time.time() > end - 2 * spare
 
-        alone = executor == "in-process"
+        alone = place.executor == "in-process"
         work = Work(
             out, names, valid, replace(settings, max_seconds=None), command,
             (lambda: stop() or told()) if alone else told,
         )  # fmt: skip
         _check(records, runs, work)
-        place: Any = InProcess(work) if alone else None
-        if executor == "pool":
-            place = Pool(work, workers)
-        elif executor == "ray":
-            place = OnRay(work, address, workers, use_gpu=settings.device != "cpu")
-        return run_sweep(runs, records, place, GridView(view), stop=no_more)
+        executor = place.elsewhere(work, use_gpu=settings.device != "cpu") or InProcess(work)
+        return run_sweep(runs, records, executor, GridView(view), stop=no_more)
 
 
 def _check(records: Records[RunRecord], runs: Sequence[Run], work: Work) -> None:
