@@ -4,7 +4,6 @@
   view.py       how far a run or a sweep is, as one sees it
   tables.py     rows of texts as Markdown, LaTeX, CSV
   executors.py  where jobs are done: here, in a pool of processes, on Ray
-  leading.py    jobs that each take all processes of torchrun or accelerate
   sweep.py      jobs in, every job's record in a folder, whatever is killed
 
 `criteria/` is Table 1, measured; `glue/` is Table 3; `pretrain/` trains language models,

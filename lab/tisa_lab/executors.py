@@ -1,4 +1,4 @@
-"""Where jobs are done: here, in a pool of processes, or on Ray.
+"""Where jobs are done: here, in a pool of processes, on Ray, or each by several processes.
 
 A job has a key and a label. An executor has a function that does one job. It is given jobs while it
 has room for more, and asked for what has ended: a result, or the reason why there is none. A pool
@@ -28,6 +28,8 @@ from tisa.store import write_bytes
 
 # Content of a folder by the names of its files.
 Files = dict[str, bytes]
+# What the other processes of a job are told where there is nothing to do: else they would give up.
+WAIT = "wait"
 # Seconds to wait for something to end, where nothing runs here.
 IDLE = 0.2
 
@@ -265,6 +267,59 @@ class OnRay:
         self._ray.shutdown()
 
 
+class Leading:
+    """One job after another, each in all processes that torchrun or accelerate started.
+
+    The leading process has the folder, the claims and the view; the others are told each job
+    (`follow`). Who fails alone leaves the others waiting for it, and they cannot be called back: so
+    an error is not caught, the process ends, and what started it ends the others.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self._next: Any = None
+        self._failed = False
+
+    def free(self) -> int:
+        """Return 1, or 0 where a job waits to be done."""
+        return int(self._next is None)
+
+    def submit(self, job: Any) -> None:
+        """Take a job, to be done when results are asked for."""
+        self._next = job
+
+    def collect(self) -> list[Finished]:
+        """Do the job that waits."""
+        job, self._next = self._next, None
+        if job is None:
+            time.sleep(IDLE)
+            _told(WAIT)
+            return []
+        _told(job)
+        self._failed = True
+        found = self.work(job)
+        self._failed = False
+        return [(job, found)]
+
+    def close(self) -> None:
+        """Let the others go."""
+        if not self._failed:
+            _told(None)
+
+
+def follow(work: Work) -> None:
+    """Do what the leading process says, until there is no more."""
+    while (job := _told(None)) is not None:
+        if job != WAIT:
+            work(job)
+
+
+def is_leader(device: torch.device) -> bool:
+    """Join the other processes; return whether this one leads."""
+    accelerate = needed("accelerate", "several processes for each job", "tisa-lab")
+    return bool(accelerate.PartialState(cpu=device.type == "cpu").is_main_process)
+
+
 def outcome(work: Work, job: Any) -> Any:
     """Return the result of a job that is done here and now, or what is wrong."""
     try:
@@ -354,6 +409,13 @@ def _keep(files: Files, folder: Path) -> None:
     for name, content in files.items():
         if not (folder / name).exists():
             write_bytes(folder / name, content)
+
+
+def _told(what: Any) -> Any:
+    """Return what the leading process says."""
+    said = [what]
+    torch.distributed.broadcast_object_list(said, src=0)
+    return said[0]
 
 
 def _first_line(wrong: Exception) -> str:

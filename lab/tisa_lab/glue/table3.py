@@ -10,13 +10,12 @@ import transformers
 
 from tisa.hf import families
 from tisa_lab import executors
-from tisa_lab.executors import Executor, InProcess
+from tisa_lab.executors import Executor, InProcess, Leading, follow, is_leader
 from tisa_lab.glue.batches import check_packable, tokenized
 from tisa_lab.glue.cell import Cell, Record
 from tisa_lab.glue.starts import check_head, config_named
 from tisa_lab.glue.tasks import Data, read, task_named
 from tisa_lab.glue.training import Progress, Runner, make_start, started_as
-from tisa_lab.leading import Leading, follow, is_leader
 from tisa_lab.sweep import Records, Shown, run_sweep
 from tisa_lab.view import Silent, spoken
 
