@@ -5,7 +5,6 @@ has room for more, and asked for what has ended: a result, or the reason why the
 and Ray send the function to other processes, so it must be one that pickle can carry.
 """
 
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -17,6 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, get_type_hints, runtime_checkable
 
@@ -91,9 +91,8 @@ class Place:
     def __post_init__(self) -> None:
         *others, last = get_args(get_type_hints(type(self))["executor"])
         if self.executor not in (*others, last):
-            raise ValueError(
-                f"executor must be {', '.join(others)} or {last}, got {self.executor!r}"
-            )
+            choice = f"{', '.join(others)} or {last}"
+            raise ValueError(f"executor must be {choice}, got {self.executor!r}")
         if self.workers < 1:
             raise ValueError(f"workers must be 1 or more, got {self.workers}")
         if self.address is not None and self.executor != "ray":
@@ -157,15 +156,9 @@ class Pool:
     def submit(self, job: Any) -> None:
         """Give a job to a process that has nothing to do."""
         if not self._idle:
-            self._idle.append(
-                # Threads as here: sums in another order would be other numbers.
-                ProcessPoolExecutor(
-                    1,
-                    multiprocessing.get_context("spawn"),
-                    initializer=_begin,
-                    initargs=(os.getpid(), torch.get_num_threads()),
-                )
-            )
+            # Threads as here: sums in another order would be other numbers.
+            given, spawn = (os.getpid(), torch.get_num_threads()), get_context("spawn")
+            self._idle.append(ProcessPoolExecutor(1, spawn, initializer=_begin, initargs=given))
         process = self._idle.pop()
         with _deaf_to_ctrl_c():
             self._running[process.submit(outcome, self.work, job)] = (job, process)
@@ -208,14 +201,9 @@ class OnRay:
     """
 
     def __init__(
-        self,
-        work: Work,
-        address: str | None,
-        workers: int,
-        *,
-        use_gpu: bool = True,
+        self, work: Work, address: str | None, workers: int, *, use_gpu: bool = True,
         folder: str | Path | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.work = work
         self.workers = workers
         self.folder = None if folder is None else Path(folder)
@@ -267,7 +255,7 @@ class OnRay:
         self._ray.shutdown()
 
 
-class Leading:
+class Leading(InProcess):
     """One job after another, each in all processes that torchrun or accelerate started.
 
     The leading process has the folder, the claims and the view; the others are told each job
@@ -275,27 +263,15 @@ class Leading:
     an error is not caught, the process ends, and what started it ends the others.
     """
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        self._next: Any = None
-        self._failed = False
-
-    def free(self) -> int:
-        """Return 1, or 0 where a job waits to be done."""
-        return int(self._next is None)
-
-    def submit(self, job: Any) -> None:
-        """Take a job, to be done when results are asked for."""
-        self._next = job
+    _failed = False
 
     def collect(self) -> list[Finished]:
         """Do the job that waits."""
         job, self._next = self._next, None
+        _told(WAIT if job is None else job)
         if job is None:
             time.sleep(IDLE)
-            _told(WAIT)
             return []
-        _told(job)
         self._failed = True
         found = self.work(job)
         self._failed = False
