@@ -431,3 +431,22 @@ def test_an_input_that_is_all_padding_is_no_nan(implementation):
     given["input_ids"][1] = 7
     real = given["attention_mask"].bool()
     torch.testing.assert_close(logits(model, **given)[real], found[real])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_fold_has_the_gradient_of_a_sum(dtype):
+    """In bfloat16 too: added up one by one, thousands of tokens would leave it far from its sum."""
+    torch.manual_seed(0)
+    made = tisa.hf.convert(original("bert"), init="zero", calibration=TOKENS).to(dtype)
+    words = made.get_input_embeddings()
+    ids = torch.randint(4, 60, (4, 1500))
+    ids[:, 0], ids[:, -1], ids[0, 7], ids[1, 9] = 2, 3, 3, 2
+    upstream = torch.rand(4, 1500, words.embedding_dim).to(dtype)
+    kinds = torch.where(ids == 2, 2, torch.where(ids == 3, 1, 0))
+    found = words(ids)
+    plain = torch.nn.functional.embedding(ids, words.weight)
+    assert torch.equal(found, plain + words.fold[kinds])
+    (gradient,) = torch.autograd.grad(found, words.fold, upstream, retain_graph=True)
+    exact = torch.stack([upstream[kinds == kind].double().sum(0) for kind in range(3)])
+    torch.testing.assert_close(gradient.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-3)
+    assert torch.equal(torch.autograd.grad(found, words.fold, upstream)[0], gradient)

@@ -380,10 +380,9 @@ class Nothing(nn.Module):
 class Folded(Mixed):
     """Mixin: word embeddings that add what of the positions had nothing to do with order.
 
-    `fold` has three vectors: for every token but two, for the one that always stands last, and for
-    the one that always stands first (which wins where they are the same). They depend on the token
-    alone, not on where it stands, and are added on the way in only: output embeddings that share
-    the weight do not have them.
+    `fold` has three vectors: for every token but two, for the one that is always last, for the one
+    that is always first (which wins where they are the same). They depend on the token alone, and
+    are added on the way in only: output embeddings that share the weight have none.
     """
 
     first_token_id: int
@@ -391,9 +390,10 @@ class Folded(Mixed):
     fold: nn.Parameter
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the embeddings with the folded vectors."""
-        kind = (input == self.last_token_id).long() + 2 * (input == self.first_token_id).long()
-        return super().forward(input) + self.fold[kind.clamp(max=2)]
+        """Return the embeddings with the folded vectors: by masks, whose gradients are sums."""
+        (rest, last, first), ids = self.fold, input.unsqueeze(-1)
+        rest = torch.where(ids == self.last_token_id, last, rest)
+        return super().forward(input) + torch.where(ids == self.first_token_id, first, rest)
 
 
 @cache
