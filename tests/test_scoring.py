@@ -370,6 +370,34 @@ def test_buckets_of_other_sizes_are_monotone_and_complete():
         assert found.unique().tolist() == list(range(buckets))
 
 
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("compiling", [False, True])
+def test_a_buckets_gradient_is_the_sum_over_its_offsets(bidirectional, compiling, monkeypatch):
+    scoring = tisa.T5Buckets(2, bidirectional=bidirectional)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    queries, keys = 1500, 2000
+    upstream = torch.randn(2, queries + keys - 1)
+    vector = scoring(queries, keys)
+    assert vector.is_contiguous()
+    assert not [n for n in nodes(vector) if "Index" in n]
+    (found,) = torch.autograd.grad(vector, scoring.bucket_scores, upstream)
+    place = scoring.buckets(tisa.offsets.offset_range(queries, keys))
+    assert torch.equal(vector, scoring.bucket_scores[:, place])
+    exact = torch.zeros(2, 32, dtype=torch.float64).index_add_(1, place, upstream.double())
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+def nodes(tensor):
+    """Return the names of all steps of a tensor's backward pass."""
+    found, waiting = [], [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None:
+            found.append(node.name())
+            waiting += [following for following, _ in node.next_functions]
+    return found
+
+
 @pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 16, 25])
 def test_alibi_slopes(heads):
     expected = torch.tensor(formulas.alibi_slopes(heads), dtype=torch.float64)

@@ -1,6 +1,7 @@
 """T5: one learned score per bucket of offsets (Raffel et al., JMLR 2020)."""
 
 import torch
+from torch.nn.functional import embedding
 
 from tisa.scoring.base import Init, ScoringFunction, check_flags, check_init, head_parameter
 from tisa.shapes import Float, Int, Int32, Tensor
@@ -83,8 +84,8 @@ class T5Buckets(ScoringFunction):
 
     def scores(self, offsets: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape"]:
         """Return the score of each offset's bucket for each head."""
-        dtype = self._distances(offsets).dtype
-        flat = self.bucket_scores.to(dtype)[:, self.buckets(offsets.long()).reshape(-1)]
+        table = self.bucket_scores.to(self._distances(offsets).dtype)
+        flat = by_bucket(table, self.buckets(offsets.long()).reshape(-1))
         return flat.reshape(self.num_attention_heads, *offsets.shape)
 
     def support(self, eps: float) -> Int32[Tensor, "heads 2"]:
@@ -104,3 +105,18 @@ class T5Buckets(ScoringFunction):
             f"max_distance={self.max_distance}, bidirectional={self.bidirectional}, "
             f"init={self.init!r}"
         )
+
+
+def by_bucket(
+    table: Float[Tensor, "heads buckets"], buckets: Int[Tensor, " span"]
+) -> Float[Tensor, "heads span"]:
+    """Return the score of each offset's bucket: `table[:, buckets]`, with another gradient.
+
+    That of the index adds up a bucket's thousands of offsets one after the other on a GPU. This one
+    adds many at a time, always in the same order.
+    """
+    if not torch.compiler.is_compiling():
+        return embedding(buckets, table.T).T.contiguous()
+    # Compiled, the gradient of either would be atomic additions; nothing of this is written out.
+    rows = torch.arange(table.shape[1], device=table.device).unsqueeze(-1)
+    return torch.where(buckets == rows, table.unsqueeze(-1), 0.0).sum(1)

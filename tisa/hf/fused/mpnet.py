@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding
 
 from tisa.hf.core import Mixed
 from tisa.hf.fused.attention import NAME, PADDING, Told, attend, seen
 from tisa.offsets import offset_range, to_matrix
+from tisa.scoring.t5 import by_bucket
 from tisa.shapes import Int, Tensor
 
 
@@ -39,7 +39,7 @@ class MPNetEncoderFused(Mixed):
         rows = table(torch.arange(table.num_embeddings, device=x.device))
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
         offsets = offset_range(length, length, device=x.device)
-        return embedding(self.buckets(offsets), rows).transpose(0, 1).contiguous()
+        return by_bucket(rows.T, self.buckets(offsets))
 
     def buckets(self, offsets: Int[Tensor, " span"]) -> Int[Tensor, " span"]:
         """Return each offset's bucket, as stock code has it: whatever the config says, of 32."""

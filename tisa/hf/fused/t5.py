@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding
 
 from tisa.hf.core import Mixed
 from tisa.hf.fused.attention import NAME, told
 from tisa.offsets import offset_range
+from tisa.scoring.t5 import by_bucket
 from tisa.shapes import Int, Tensor
 
 
@@ -77,7 +77,7 @@ class T5Fused(Mixed):
         offsets = offset_range(
             query_length, key_length, query_start=past_seen_tokens, device=device
         )
-        return embedding(self.buckets(offsets), rows).transpose(0, 1).contiguous()
+        return by_bucket(rows.T, self.buckets(offsets))
 
     def buckets(self, offsets: Int[Tensor, " span"]) -> Int[Tensor, " span"]:
         """Return each offset's bucket, as stock code has it."""
