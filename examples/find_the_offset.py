@@ -58,8 +58,7 @@ class Block(nn.Module):
         """Return the block's output, (batch, length, hidden) like its input."""
         qkv = self.qkv(self.norms[0](x)).unflatten(-1, (3, HEADS, HIDDEN // HEADS))
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        scores = None if self.scoring is None else self.scoring(x.shape[1])
-        heads = tisa.attention(query, key, value, scores)
+        heads = tisa.attention(query, key, value, self.scoring)
         x = x + self.out(heads.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norms[1](x))
 

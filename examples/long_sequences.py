@@ -28,7 +28,7 @@ def main() -> None:
 
     backend = "chunked" if given.device == "cpu" else "auto"
     started = time.perf_counter()
-    output = tisa.attention(*qkv, scoring(n), is_causal=True, band=band, backend=backend)
+    output = tisa.attention(*qkv, scoring, is_causal=True, backend=backend)
     output.square().mean().backward()
     seconds = time.perf_counter() - started
     square = heads * n * n * 4 / 2**20
@@ -38,7 +38,7 @@ def main() -> None:
 
     # The last eight queries against all keys, as with a cache; here the dense form is small.
     query, key, value = (x.detach() for x in qkv)
-    last = tisa.attention(query[:, :, -8:], key, value, scoring(8, n), is_causal=True)
+    last = tisa.attention(query[:, :, -8:], key, value, scoring, is_causal=True)
     logits = query[:, :, -8:] @ key.mT / dim**0.5 + scoring.matrix(8, n)
     hidden = torch.ones(8, n, dtype=torch.bool, device=given.device).triu(n - 8 + 1)
     plain = logits.masked_fill(hidden, -torch.inf).softmax(-1) @ value

@@ -24,7 +24,7 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output, (batch, length, hidden) like its input."""
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        output = tisa.attention(*qkv, self.scoring(x.shape[1]))
+        output = tisa.attention(*qkv, self.scoring)
         return self.out(output.transpose(1, 2).flatten(2))
 
 

@@ -1,7 +1,7 @@
 """Translation-invariant self-attention: how transformers know where a token stands.
 
-    scores = tisa.TISA(num_attention_heads=12)
-    output = tisa.attention(query, key, value, scores(query.shape[-2]))
+    scoring = tisa.TISA(num_attention_heads=12)
+    output = tisa.attention(query, key, value, scoring)
 
 `scoring` has the functions of the offset, `ops` the operator and its backends, `offsets` the
 convention that both follow; `positions` every method by name, `transformer` a transformer for them.

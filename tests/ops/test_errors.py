@@ -41,6 +41,26 @@ def packed(**changes):
 
 ints = {"dtype": torch.int32}
 WRONG = {
+    "band beside a scoring function": (
+        good(offset_scores=tisa.TISA(4), band=torch.zeros(4, 2, dtype=torch.int32)),
+        "band", "None beside a scoring function", "leave it out",
+    ),
+    "a scoring function of other heads": (
+        good(offset_scores=tisa.TISA(3)), "offset_scores", "(4, 11)", "(3, 11) from TISA",
+        "number of heads",
+    ),
+    "a function of something else": (
+        good(offset_scores=lambda queries, keys: None), "offset_scores", "NoneType from function",
+    ),
+    "a scoring function elsewhere": (
+        good(offset_scores=tisa.TISA(4).to("meta")), "offset_scores", "device", "meta",
+    ),
+    "a scoring function beside wrong axes": (
+        good(offset_scores=tisa.TISA(4), query=torch.randn(4, 5, 8)), "query", "(batch, heads,",
+    ),
+    "a scoring function without a longest sequence": (
+        packed(offset_scores=tisa.TISA(4), max_seqlen=None), "max_seqlen", "pass it too",
+    ),
     "span": (good(offset_scores=torch.randn(4, 12)), "offset_scores", "(4, 11)", "(4, 12)"),
     "span of a square": (good(offset_scores=torch.randn(4, 13)), "scoring(5, 7)"),
     "heads of the scores": (good(offset_scores=torch.randn(3, 11)), "offset_scores", "(3, 11)"),
@@ -125,13 +145,17 @@ def test_wrong_calls_say_what_is_wrong(name, backend):
 
 
 OF_THE_WRONG_TYPE = {
-    "scoring function for its scores": (
-        good(offset_scores=tisa.TISA(4)), "offset_scores", "scoring(queries, keys)",
+    "neither scores nor what makes them": (
+        good(offset_scores="tisa"), "offset_scores", "str", "scoring(queries, keys)",
     ),
     "array": (good(query=np.ones((2, 4, 5, 8))), "query", "ndarray", "torch.as_tensor"),
     "list": (good(attn_mask=[[True]]), "attn_mask", "list"),
     "tuple": (packed(cu_seqlens=(0, 3, 7)), "cu_seqlens", "tuple"),
     "half a place": (good(query_start=1.5), "query_start", "1.5"),
+    "half a place for a scoring function": (
+        good(query_start=1.5, offset_scores=tisa.TISA(4)), "query_start", "1.5",
+    ),
+    "list for a scoring function": (good(query=[1], offset_scores=tisa.TISA(4)), "query", "list"),
     "half a distance": (good(window=2.5), "window", "2.5"),
     "trained scale": (good(scale=torch.tensor(0.5)), "scale", "multiplied into the query"),
     "scale": (good(scale="x"), "scale", "'x'"),

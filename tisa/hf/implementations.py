@@ -21,11 +21,9 @@ from tisa.hf.core import Call, additive, call_of, is_causal, same_segment, segme
 from tisa.hf.families import FUSED_TYPES, LOADED_TYPES
 from tisa.offsets import entry_of, to_vector
 from tisa.ops import attention
+from tisa.ops.scored import worth_a_band
 from tisa.scoring import TISA
 from tisa.shapes import Float, Int32, Tensor
-
-# So few keys are one or two blocks of the kernels: there is nothing for a band to leave out.
-FEW_KEYS = 256
 
 Attended = tuple[Tensor, Tensor | None]
 
@@ -237,10 +235,7 @@ def mpnet(
 
 def band(module: Any, query: Any, keys: int, call: Call) -> Int32[Tensor, "heads 2"] | None:
     """Return the band for `tisa.attention` where it saves work: on a GPU, not for few keys."""
-    if not query.is_cuda or query.dtype == torch.float64:
-        return None
-    # A compiled program is for any length.
-    if not torch.compiler.is_compiling() and keys <= FEW_KEYS:
+    if not query.is_cuda or not worth_a_band(query.dtype, keys):
         return None
     scoring = module.scoring(call)
     known = None if call.together is None else call.together.band(scoring, query.dtype)

@@ -8,6 +8,7 @@ import torch
 from tisa.offsets import Window
 from tisa.ops import chunked, reference, repeats, sdpa
 from tisa.ops.call import Call, exporting, without_autocast
+from tisa.ops.scored import Scoring, asked
 from tisa.ops.validation import checked_call
 from tisa.shapes import Bool, Float, Int, Int32, Tensor
 
@@ -22,7 +23,7 @@ def attention(
     query: Float[Tensor, "*batch_heads queries dim"],
     key: Float[Tensor, "*batch_key_heads keys dim"],
     value: Float[Tensor, "*batch_key_heads keys value_dim"],
-    offset_scores: Float[Tensor, "heads span"] | None = None,
+    offset_scores: Float[Tensor, "heads span"] | Scoring | None = None,
     *,
     attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     dropout_p: float = 0.0,
@@ -47,9 +48,11 @@ def attention(
         query: the queries.
         key: the keys, as many heads as the queries or, with `enable_gqa`, a divisor of them.
         value: the values, as long as the keys.
-        offset_scores: one score per head and offset, float32, in the order of `tisa.offsets`:
-            what a scoring function returns for these lengths (and this `query_start`). Finite, or
-            −inf for an offset that nobody may look at. None: no positions.
+        offset_scores: a scoring function (or any module or function that is called as one is),
+            asked here for the scores and the band of this call. Or the scores themselves, float32,
+            one per head and offset in the order of `tisa.offsets`: what it returns for these
+            lengths (and this `query_start`). Finite, or −inf for an offset that nobody may look at.
+            None: no positions.
         attn_mask: boolean (True: may be seen) or floating point (added to the logits),
             broadcastable to (batch, heads, queries, keys). False, −inf and the lowest number
             of the mask's dtype (`torch.finfo(dtype).min`, which model libraries write for "hidden")
@@ -63,11 +66,12 @@ def attention(
             the tokens from cu_seqlens[s] to cu_seqlens[s + 1]; scores span 2·max_seqlen − 1.
         max_seqlen: length of the longest packed sequence.
         query_start: position of the first query where the first key has position 0; an int, or a
-            tensor for a static cache. By default the last query stands beside the last key. Give
-            it to the scoring function too.
+            tensor for a static cache. By default the last query stands beside the last key. Where
+            you pass scores, give it to the scoring function too.
         window: how far a query sees, to both sides or as (left, right); None is without limit.
         band: (heads, 2) offsets from `scoring.band(query.dtype)`; outside, a score is that of the
-            band's edge, which also receives what comes back to it. "triton" skips work there.
+            band's edge, which also receives what comes back to it. "triton" skips work there. A
+            scoring function in place of scores has its own.
         return_lse: return also the log-sum-exp of the logits, (batch, heads, queries), −inf for a
             query that sees nothing.
         backend: "reference", "chunked", "sdpa", "flex" or "triton", which does the call or raises;
@@ -75,6 +79,12 @@ def attention(
             elsewhere (the rule: `from tisa.ops.api import choose_backend`).
     """
     signature = None
+    if callable(offset_scores) and not isinstance(offset_scores, Tensor):
+        offset_scores, band = asked(
+            offset_scores, query, key, packed=cu_seqlens is not None, max_seqlen=max_seqlen,
+            query_start=query_start, band=band,
+            with_band=backend == "triton" or (backend == "auto" and _on_gpu(query)),
+        )  # fmt: skip
     # Nothing else has a `repeat`; on a CPU that would be lost time, unless Triton is interpreted.
     if cu_seqlens is None and (backend == "triton" or (backend == "auto" and _on_gpu(query))):
         signature = repeats.signature(

@@ -47,7 +47,7 @@ def checked_call(
         _check_tensor(
             "offset_scores",
             offset_scores,
-            "call the scoring function with the lengths: scoring(queries, keys)",
+            "pass a scoring function, or what scoring(queries, keys) returns",
         )
     if autocast_enabled(query.device):
         query, key, value = (autocast(x) for x in (query, key, value))
@@ -56,19 +56,17 @@ def checked_call(
     if scale is not None:
         _check_number("scale", scale, "a trained scale is multiplied into the query")
         if isinstance(scale, float) and not math.isfinite(scale):
-            _refuse("scale", "finite", scale, "None is 1/√dim")
-    if max_seqlen is not None and not _is_int(max_seqlen):
-        _refuse(
-            "max_seqlen", "an int", repr(max_seqlen), "the longest sequence's length", TypeError
-        )
+            refuse("scale", "finite", scale, "None is 1/√dim")
+    if max_seqlen is not None and not is_int(max_seqlen):
+        refuse("max_seqlen", "an int", repr(max_seqlen), "the longest sequence's length", TypeError)
     if not 0 <= dropout_p <= 1:
-        _refuse("dropout_p", "a number from 0 to 1", dropout_p, "0 switches dropout off")
+        refuse("dropout_p", "a number from 0 to 1", dropout_p, "0 switches dropout off")
     if packed:
         start: int | Tensor = 0
         longest = _check_packing(query, key, cu_seqlens, max_seqlen, query_start, attn_mask)
     else:
         if max_seqlen is not None:
-            _refuse("max_seqlen", "None without cu_seqlens", max_seqlen, "pass both or neither")
+            refuse("max_seqlen", "None without cu_seqlens", max_seqlen, "pass both or neither")
         longest = 0
         start = _checked_start(query_start, query, key)
     call = Call(
@@ -94,18 +92,20 @@ def checked_call(
     return call
 
 
-def _refuse(
+def refuse(
     argument: str, expected: str, got: object, remedy: str, error: type[Exception] = ValueError
 ) -> NoReturn:
+    """Raise what a caller is told: the argument, what was expected, what came, what to do."""
     raise error(f"tisa.attention: {argument} must be {expected}, got {got}; {remedy}")
 
 
 def _check_tensor(argument: str, value: object, remedy: str) -> None:
     if not isinstance(value, Tensor):
-        _refuse(argument, "a tensor", type(value).__name__, remedy, TypeError)
+        refuse(argument, "a tensor", type(value).__name__, remedy, TypeError)
 
 
-def _is_int(value: object) -> bool:
+def is_int(value: object) -> bool:
+    """Return whether it is a whole number, known or a compiled program's."""
     return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
 
 
@@ -113,7 +113,7 @@ def _check_number(argument: str, value: object, remedy: str) -> None:
     if isinstance(value, (bool, Tensor)) or not isinstance(
         value, (int, float, torch.SymInt, torch.SymFloat)
     ):
-        _refuse(argument, "a number", repr(value), remedy, TypeError)
+        refuse(argument, "a number", repr(value), remedy, TypeError)
 
 
 def autocast(tensor: Tensor) -> Tensor:
@@ -131,14 +131,14 @@ def _check_sequences(
     for name, tensor in named.items():
         if tensor.ndim != (3 if packed else 4):
             remedy = "a packed batch has no batch axis" if packed else "add the missing axes"
-            _refuse(name, layout, f"shape {tuple(tensor.shape)}", remedy)
+            refuse(name, layout, f"shape {tuple(tensor.shape)}", remedy)
         if tensor.dtype not in DTYPES:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-            _refuse(name, f"of a floating point dtype ({names})", tensor.dtype, "cast it")
+            refuse(name, f"of a floating point dtype ({names})", tensor.dtype, "cast it")
         if tensor.dtype != query.dtype:
-            _refuse(name, f"of the query's dtype {query.dtype}", tensor.dtype, "cast one of them")
+            refuse(name, f"of the query's dtype {query.dtype}", tensor.dtype, "cast one of them")
         if tensor.device != query.device:
-            _refuse(name, f"on the query's device {query.device}", tensor.device, "move one")
+            refuse(name, f"on the query's device {query.device}", tensor.device, "move one")
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     _check_sizes(query, key, value, shapes, packed=packed)
     _check_heads(query.shape[1], key.shape[1], value.shape[1], shapes, enable_gqa=enable_gqa)
@@ -147,37 +147,37 @@ def _check_sequences(
 def _check_sizes(query: Tensor, key: Tensor, value: Tensor, shapes: str, *, packed: bool) -> None:
     length_axis = 0 if packed else 2
     if query.shape[-1] != key.shape[-1] or query.shape[-1] == 0:
-        _refuse("key", "as wide as the query, and at least 1", shapes, "project both alike")
+        refuse("key", "as wide as the query, and at least 1", shapes, "project both alike")
     if value.shape[-1] == 0:
-        _refuse("value", "at least 1 wide", shapes, "project it to the width that you want back")
+        refuse("value", "at least 1 wide", shapes, "project it to the width that you want back")
     if key.shape[length_axis] != value.shape[length_axis]:
-        _refuse("value", "as long as the key", shapes, "each key needs one value")
+        refuse("value", "as long as the key", shapes, "each key needs one value")
     if packed and query.shape[0] != key.shape[0]:
-        _refuse(
+        refuse(
             "key",
             "as long as the query in a packed batch",
             shapes,
             "for attention to other tokens pass a padded batch",
         )
     if not packed and not query.shape[0] == key.shape[0] == value.shape[0]:
-        _refuse("key and value", "of the query's batch size", shapes, "expand them")
+        refuse("key and value", "of the query's batch size", shapes, "expand them")
 
 
 def _check_heads(
     heads: int, key_heads: int, value_heads: int, shapes: str, *, enable_gqa: bool
 ) -> None:
     if heads == 0:
-        _refuse("query", "of at least one head", shapes, "the heads are axis 1")
+        refuse("query", "of at least one head", shapes, "the heads are axis 1")
     if key_heads != value_heads:
-        _refuse("value", "of as many heads as the key", shapes, "the heads are axis 1")
+        refuse("value", "of as many heads as the key", shapes, "the heads are axis 1")
     if heads == key_heads:
         return
     if not enable_gqa:
-        _refuse(
+        refuse(
             "key", "of as many heads as the query", shapes, "pass enable_gqa=True for grouped heads"
         )
     if key_heads == 0 or heads % key_heads:
-        _refuse(
+        refuse(
             "key", "of a number of heads that divides the query's", shapes, "repeat the key heads"
         )
 
@@ -185,21 +185,21 @@ def _check_heads(
 def _checked_start(query_start: int | Tensor | None, query: Tensor, key: Tensor) -> int | Tensor:
     if query_start is None:
         return default_query_start(query.shape[2], key.shape[2])
-    if not isinstance(query_start, Tensor) and not _is_int(query_start):
-        _refuse(
+    if not isinstance(query_start, Tensor) and not is_int(query_start):
+        refuse(
             "query_start", "an int or a tensor with one integer", repr(query_start), "round it",
             TypeError,
         )  # fmt: skip
     if isinstance(query_start, Tensor):
         if query_start.ndim != 0 or query_start.dtype not in (torch.int32, torch.int64):
-            _refuse(
+            refuse(
                 "query_start",
                 "an int or a tensor with one integer",
                 f"{query_start.dtype} {tuple(query_start.shape)}",
                 "pass the position of the first query, for example cache_position[0]",
             )
         if query_start.device != query.device:
-            _refuse(
+            refuse(
                 "query_start",
                 f"on the query's device {query.device}",
                 query_start.device,
@@ -213,14 +213,14 @@ def _checked_window(window: int | Window | None) -> Window:
         return None, None
     sides = (window, window) if isinstance(window, int) else window
     pair = isinstance(sides, (tuple, list)) and len(sides) == 2
-    if not pair or not all(side is None or _is_int(side) for side in sides):
-        _refuse(
+    if not pair or not all(side is None or is_int(side) for side in sides):
+        refuse(
             "window", "an int, or a pair (left, right) of ints or None", repr(window),
             "None means without limit", TypeError,
         )  # fmt: skip
     left, right = sides
     if any(side is not None and side < 0 for side in (left, right)):
-        _refuse(
+        refuse(
             "window",
             "the distance that may be seen to the left and to the right, 0 or more",
             window,
@@ -235,16 +235,16 @@ def _checked_mask(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     full = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     shape = tuple(attn_mask.shape)
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
-        _refuse(
+        refuse(
             "attn_mask",
             "boolean (True: may be seen) or floating point (added to the logits)",
             attn_mask.dtype,
             "an integer mask of 0 and 1 becomes boolean with .bool()",
         )
     if attn_mask.device != query.device:
-        _refuse("attn_mask", f"on the query's device {query.device}", attn_mask.device, "move it")
+        refuse("attn_mask", f"on the query's device {query.device}", attn_mask.device, "move it")
     if not 2 <= attn_mask.ndim <= 4:
-        _refuse(
+        refuse(
             "attn_mask",
             f"of 2 to 4 axes that broadcast to (batch, heads, queries, keys) = {full}",
             f"shape {shape}",
@@ -252,7 +252,7 @@ def _checked_mask(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
         )
     expanded = attn_mask[(None,) * (4 - attn_mask.ndim)]
     if any(have not in (1, want) for have, want in zip(expanded.shape, full, strict=True)):
-        _refuse(
+        refuse(
             "attn_mask",
             f"broadcastable to (batch, heads, queries, keys) = {full}",
             f"shape {shape}",
@@ -271,20 +271,20 @@ def _check_packing(
 ) -> int:
     assert cu_seqlens is not None
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 1:
-        _refuse(
+        refuse(
             "cu_seqlens",
             "an int32 tensor of one axis, the ends of the sequences after a leading 0",
             f"{cu_seqlens.dtype} {tuple(cu_seqlens.shape)}",
             "lengths become ends with pad(lengths.cumsum(0), (1, 0)).int()",
         )
     if cu_seqlens.device != query.device:
-        _refuse("cu_seqlens", f"on the query's device {query.device}", cu_seqlens.device, "move it")
+        refuse("cu_seqlens", f"on the query's device {query.device}", cu_seqlens.device, "move it")
     if max_seqlen is None or max_seqlen < 0:
-        _refuse("max_seqlen", "the length of the longest sequence", max_seqlen, "pass it too")
+        refuse("max_seqlen", "the length of the longest sequence", max_seqlen, "pass it too")
     if query_start is not None:
-        _refuse("query_start", "None with cu_seqlens", query_start, "each sequence starts at 0")
+        refuse("query_start", "None with cu_seqlens", query_start, "each sequence starts at 0")
     if attn_mask is not None:
-        _refuse(
+        refuse(
             "attn_mask",
             "None with cu_seqlens",
             f"shape {tuple(attn_mask.shape)}",
@@ -299,14 +299,14 @@ def _check_packing(
         torch._assert_async(fits, "tisa.attention: a sequence is longer than max_seqlen")
     else:
         if not ordered:
-            _refuse(
+            refuse(
                 "cu_seqlens",
                 f"rising from 0 to at most {total} tokens",
                 cu_seqlens.tolist(),
                 "they are the ends of the sequences, after a leading 0",
             )
         if not fits:
-            _refuse(
+            refuse(
                 "max_seqlen",
                 f"at least the longest sequence, {int(lengths.max())}",
                 max_seqlen,
@@ -320,7 +320,7 @@ def _check_scores(scores: Tensor, call: Call) -> None:
     expected = (call.heads[0], span(queries, keys))
     if not scores.is_floating_point() or scores.dtype not in (torch.float32, call.dtype):
         wanted = "float32" if call.dtype == torch.float32 else "float32 or float64"
-        _refuse(
+        refuse(
             "offset_scores",
             wanted,
             scores.dtype,
@@ -328,28 +328,28 @@ def _check_scores(scores: Tensor, call: Call) -> None:
         )
     if tuple(scores.shape) != expected:
         lengths = f"max_seqlen {queries}" if call.packed else f"{queries} queries, {keys} keys"
-        _refuse(
+        refuse(
             "offset_scores",
             f"of shape (heads, queries + keys − 1) = {expected} for {lengths}",
             tuple(scores.shape),
             f"compute them with scoring({queries}, {keys})",
         )
     if scores.device != call.query.device:
-        _refuse(
+        refuse(
             "offset_scores", f"on the query's device {call.query.device}", scores.device, "move it"
         )
 
 
 def _check_band(band: Tensor, call: Call) -> None:
     if call.scores is None:
-        _refuse("band", "None without offset_scores", f"shape {tuple(band.shape)}", "pass both")
+        refuse("band", "None without offset_scores", f"shape {tuple(band.shape)}", "pass both")
     expected = (call.heads[0], 2)
     if band.dtype != torch.int32 or tuple(band.shape) != expected:
-        _refuse(
+        refuse(
             "band",
             f"int32 of shape (heads, 2) = {expected}",
             f"{band.dtype} {tuple(band.shape)}",
             "take it from scoring.support(eps)",
         )
     if band.device != call.query.device:
-        _refuse("band", f"on the query's device {call.query.device}", band.device, "move it")
+        refuse("band", f"on the query's device {call.query.device}", band.device, "move it")
