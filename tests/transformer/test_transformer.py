@@ -147,9 +147,15 @@ def test_dropout_only_in_training(name):
     assert torch.equal(model(x), model(x))
 
 
-def test_offset_scores_go_through_the_operator_with_their_band(monkeypatch):
+@pytest.mark.parametrize("layers", ["each", "first"])
+@pytest.mark.parametrize("worth", [True, False])
+def test_offset_scores_go_through_the_operator_with_their_band(worth, layers, monkeypatch):
+    """With a band where it saves work: on a GPU, which is imagined here, for many keys."""
+    from tisa.ops import scored
     from tisa.transformer import attention as module
 
+    monkeypatch.setattr(module, "GPUS", ("cpu",))
+    monkeypatch.setattr(scored, "FEW_KEYS", 6 if worth else 7)
     seen = []
 
     def spy(*arguments, **options):
@@ -157,9 +163,15 @@ def test_offset_scores_go_through_the_operator_with_their_band(monkeypatch):
         return tisa.attention(*arguments, **options)
 
     monkeypatch.setattr(module, "attention", spy)
-    Transformer(config_of(position="tisa"))(tokens(2, 7))
-    assert [scores.shape for scores, _ in seen] == [(2, 13)] * 3
-    assert [band.shape for _, band in seen] == [(2, 2)] * 3
+    model = Transformer(config_of(position="tisa", position_options={"layers": layers}))
+    model(tokens(2, 7))
+    for layer, (scores, band) in enumerate(seen):
+        assert (scores is None) == (layers == "first" and layer > 0)
+        assert (band is not None) == (worth and scores is not None)
+        if band is not None:
+            assert scores.shape == (2, 13)
+            assert torch.equal(band, model.position.band(layer, torch.float32))
+    assert len(seen) == 3
 
 
 class Largest(TorchDispatchMode):

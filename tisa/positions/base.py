@@ -174,6 +174,10 @@ class Position(nn.Module):
         """Return the offsets outside which those scores are constant, for the fused kernels."""
         return None
 
+    def bands(self, dtype: torch.dtype) -> list[Int32[Tensor, "heads 2"] | None]:
+        """Return the band of every layer."""
+        return [self.band(layer, dtype) for layer in range(self.config.num_hidden_layers)]
+
     def content(self, layer: int, query: shapes.Queries) -> shapes.Queries:
         """Return the queries that the content logits are made of; asked if `dense`."""
         return query

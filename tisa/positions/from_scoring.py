@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared
-from tisa.scoring import ScoringFunction
+from tisa.scoring import ScoringFunction, bands_of, scores_of
 from tisa.shapes import Int32, Scores, Tensor
 
 
@@ -37,10 +37,7 @@ class FromScoring(Position):
 
     def shared(self, places: Places) -> list[Scores]:
         """Return the score vector of every scoring function."""
-        return [
-            scoring(places.queries, places.keys, query_start=places.query_start)
-            for scoring in self.scoring
-        ]
+        return scores_of(self.scoring, places.queries, places.keys, query_start=places.query_start)
 
     def offset_scores(self, layer: int, prepared: Prepared) -> Scores | None:
         """Return the score vector of the layer."""
@@ -50,8 +47,10 @@ class FromScoring(Position):
     def band(self, layer: int, dtype: torch.dtype) -> Int32[Tensor, "heads 2"] | None:
         """Return the band of the layer's scoring function."""
         copy = self.copy_of(layer)
-        if copy is None:
-            return None
-        scoring = self.scoring[copy]
-        assert isinstance(scoring, ScoringFunction)
-        return scoring.band(dtype)
+        return None if copy is None else bands_of([self.scoring[copy]], dtype)[0]
+
+    def bands(self, dtype: torch.dtype) -> list[Int32[Tensor, "heads 2"] | None]:
+        """Return the band of every layer's scoring function, made for all of them together."""
+        made = bands_of(self.scoring, dtype)
+        copies = map(self.copy_of, range(self.config.num_hidden_layers))
+        return [None if copy is None else made[copy] for copy in copies]

@@ -11,11 +11,13 @@ band outside which nothing changes any more. Every line imports only from lines 
     alibi.py     fixed slopes
     kerple.py    learned decays
     near_far.py  TISA near, a learned decay far: ours
+    layers.py    the scores of all layers at once
 """
 
 from tisa.scoring.alibi import ALiBi
 from tisa.scoring.base import ScoringFunction
 from tisa.scoring.kerple import KerpleLog, KerplePower
+from tisa.scoring.layers import bands_of, scores_of
 from tisa.scoring.near_far import NearFar
 from tisa.scoring.t5 import T5Buckets
 from tisa.scoring.tisa import TISA
@@ -30,4 +32,6 @@ __all__ = [
     "ScoringFunction",
     "T5Buckets",
     "TISAv2",
+    "bands_of",
+    "scores_of",
 ]

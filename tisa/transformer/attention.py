@@ -8,7 +8,9 @@ from torch.nn.functional import dropout
 
 from tisa.offsets import offset_range, to_matrix
 from tisa.ops import attention
+from tisa.ops.api import GPUS
 from tisa.ops.ring import ring_attention
+from tisa.ops.scored import worth_a_band
 from tisa.positions import Places, Position, Prepared
 from tisa.shapes import Float, Tensor
 from tisa.transformer.forward_pass import ForwardPass
@@ -29,10 +31,19 @@ class At(NamedTuple):
         """What the method computed once for all layers."""
         return self.run.prepared
 
-    def scores(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """Return the scores of every offset, and the band outside which they are constant."""
+    def scores(self, query: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return the scores of every offset, and a band outside which they are constant.
+
+        The band only where it saves work: on a GPU, and not for few keys.
+        """
         scores = self.position.offset_scores(self.layer, self.prepared)
-        return scores, None if scores is None else self.position.band(self.layer, dtype)
+        dtype, bands = query.dtype, self.run.bands
+        on_gpu = query.device.type in GPUS
+        if scores is None or not on_gpu or not worth_a_band(dtype, self.prepared.places.keys):
+            return scores, None
+        if dtype not in bands:
+            bands[dtype] = self.position.bands(dtype)
+        return scores, bands[dtype][self.layer]
 
 
 class AttentionLayer(nn.Module):
@@ -198,7 +209,7 @@ class AttentionLayer(nn.Module):
         """Return `tisa.attention` of a padded or a packed batch, in its layout."""
         assert query is not None
         assert key is not None
-        scores, band = at.scores(query.dtype)
+        scores, band = at.scores(query)
         ring, packing = at.run.ring, at.run.packing
         if ring is not None:
             # The sequence is spread over several processes.

@@ -5,7 +5,7 @@ work on the packed batch itself. The ones that need logits of every pair get it 
 output is packed again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -54,6 +54,8 @@ class ForwardPass:
     cache: Cache | None = None
     packing: Packing | None = None
     ring: Ring | None = None
+    # Of every layer, by the dtype that attention is computed in: made when the first layer asks.
+    bands: dict[torch.dtype, list[Tensor | None]] = field(default_factory=dict)
 
     @property
     def places(self) -> Places:

@@ -1,0 +1,152 @@
+"""The scores of all layers at once: one evaluation in place of one for each layer.
+
+Every layer of a transformer has a scoring function of its own, and each is a dozen small operations
+on heads · span numbers, which take longer to launch than to do. Functions of one class with the
+same settings differ in their parameters alone. So those are stacked, and one function is evaluated
+over the stack (`torch.func.vmap`): no formula stands twice, and the numbers are those of each
+function by itself. Gradients are autograd's.
+
+A function that is not one of this package's is asked by itself. So is one whose parameters are not
+here (FSDP gathers a layer's when its turn comes), that draws at random, or that somebody has hooked
+into.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from tisa.scoring.alibi import ALiBi
+from tisa.scoring.kerple import KerpleLog, KerplePower
+from tisa.scoring.near_far import NearFar
+from tisa.scoring.t5 import T5Buckets
+from tisa.scoring.tisa import TISA
+from tisa.scoring.tisa_v2 import TISAv2
+from tisa.shapes import Float, Int, Int32, Tensor
+
+OURS = (ALiBi, KerpleLog, KerplePower, NearFar, T5Buckets, TISA, TISAv2)
+# What code around a module leaves in it that wants to be called with it.
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def scores_of(
+    functions: Iterable[nn.Module],
+    query_length: int,
+    key_length: int | None = None,
+    *,
+    query_start: int | Int[Tensor, ""] | None = None,
+) -> list[Float[Tensor, "heads span"]]:
+    """Return the score vector of each function: `function(query_length, key_length, …)`."""
+    lengths, told = (query_length, key_length), {"query_start": query_start}
+
+    def of_one(function: Callable[..., Tensor]) -> Tensor:
+        return function(*lengths, **told)
+
+    def of_many(alike: Sequence[nn.Module]) -> Sequence[Tensor]:
+        first, values = _stacked(alike)
+        if not values:
+            return [of_one(first)] * len(alike)
+        return vmap(lambda each: functional_call(first, each, lengths, told))(values).unbind(0)
+
+    return _each(list(functions), of_one, of_many)
+
+
+def bands_of(
+    functions: Iterable[nn.Module], dtype: torch.dtype
+) -> list[Int32[Tensor, "heads 2"] | None]:
+    """Return the band of each function, `function.band(dtype)`; None where it has none."""
+
+    def of_one(function: Any) -> Tensor | None:
+        return function.band(dtype) if hasattr(function, "band") else None
+
+    def of_many(alike: Sequence[nn.Module]) -> Sequence[Tensor | None]:
+        first, values = _stacked(alike)
+        if not isinstance(first, TISA):
+            # Of no other function do parameters move the band.
+            return [of_one(first)] * len(alike)
+        asked = _Band(first, dtype)
+        with torch.no_grad():
+            of_all = vmap(lambda each: functional_call(asked, each, ()))
+            return of_all({f"of.{name}": value for name, value in values.items()}).unbind(0)
+
+    return _each(list(functions), of_one, of_many)
+
+
+def at_hand(parameter: Tensor) -> bool:
+    """Return whether this process holds all of it: FSDP gathers a layer when its turn comes."""
+    if hasattr(parameter, "device_mesh"):
+        return False
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(parameter):
+        return True
+    # The first FSDP leaves the shape and takes the memory away.
+    return parameter.numel() == 0 or parameter.untyped_storage().size() > 0
+
+
+def kind_of(function: nn.Module) -> Hashable | None:
+    """Return what functions that can be evaluated together have in common; None if none can."""
+    if type(function) not in OURS:
+        return None
+    parts = list(function.modules())
+    if any(getattr(part, name) for part in parts for name in HOOKS):
+        return None
+    # accelerate puts a function of its own in place of the class's.
+    if any("forward" in vars(part) for part in parts):
+        return None
+    if isinstance(function, TISAv2) and function.training and function.kernel_dropout:
+        return None
+    parameters = list(function.parameters())
+    if not all(at_hand(parameter) for parameter in parameters):
+        return None
+    settings = [
+        (name, value)
+        for part in parts
+        for name, value in vars(part).items()
+        if isinstance(value, (bool, int, float, str))
+    ]
+    places = {(p.device, p.dtype) for p in (*parameters, *function.buffers())}
+    return type(function), tuple(settings), tuple(sorted(places, key=str))
+
+
+def _each(
+    functions: list[nn.Module],
+    of_one: Callable[[Any], Any],
+    of_many: Callable[[Sequence[nn.Module]], Sequence[Any]],
+) -> list[Any]:
+    """Return something of each function, asked of those that are alike together."""
+    groups: dict[Hashable, dict[int, nn.Module]] = {}
+    for function in functions:
+        kind = kind_of(function)
+        # By itself under a name that nothing else has.
+        key = ("alone", id(function)) if kind is None else kind
+        groups.setdefault(key, {})[id(function)] = function
+    found: dict[int, Any] = {}
+    for group in groups.values():
+        alike = list(group.values())
+        answers = of_many(alike) if len(alike) > 1 else [of_one(alike[0])]
+        found |= dict(zip(group, answers, strict=True))
+    return [found[id(function)] for function in functions]
+
+
+def _stacked(alike: Sequence[nn.Module]) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Return one of the functions, and every parameter of all, (functions, heads, …)."""
+    first = alike[0]
+    names = [name for name, _ in first.named_parameters()]
+    # Not `get_parameter`, which torch.func's are none for.
+    return first, {name: torch.stack([attrgetter(name)(f) for f in alike]) for name in names}
+
+
+class _Band(nn.Module):
+    """A function's band as a forward pass, for `functional_call`."""
+
+    def __init__(self, of: TISA, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.of, self.dtype = of, dtype
+
+    def forward(self) -> Int32[Tensor, "heads 2"]:
+        """Return the band."""
+        band = self.of.band(self.dtype)
+        assert band is not None
+        return band
