@@ -27,7 +27,7 @@ def attend(layer, x, *, logit=None, added=None, turn=None, value=None):
     projected = []
     for kind in ("query", "key", "value"):
         if f"attention.{kind}.weight" in p:
-            weight, bias = p[f"attention.{kind}.weight"], p[f"attention.{kind}.bias"]
+            weight, bias = p[f"attention.{kind}.weight"], p.get(f"attention.{kind}.bias", 0.0)
             projected.append(x @ weight.T + bias)
         else:
             projected.append(np.zeros_like(x))
@@ -64,6 +64,12 @@ def scored(layer, x, f):
 def sinusoidal(layer, x):
     d = x.shape[1]
     table = np.zeros_like(x)
+    if layer.position.variant == "author":
+        for position in range(len(x)):
+            for c in range(d // 2):
+                angle = position / 10000 ** (c / (d // 2 - 1))
+                table[position, c], table[position, d // 2 + c] = math.sin(angle), math.cos(angle)
+        return attend(layer, x + table)
     for position in range(len(x)):
         for c in range(d):
             angle = position / 10000 ** (2 * (c // 2) / d)
@@ -79,6 +85,8 @@ def shaw(layer, x):
     p, k = numbers(layer), layer.position.max_distance
     keys, values = p["position.key_table"][0], p["position.value_table"][0]
     d = keys.shape[-1]
+    if len(keys) == 1:
+        keys, values = (np.repeat(table, len(x[0]) // d, axis=0) for table in (keys, values))
 
     def clipped(i, j):
         return min(max(j - i, -k), k) + k
@@ -119,20 +127,26 @@ def floater(layer, x):
 def synthesizer(layer, x):
     p = {name.removeprefix("position."): value for name, value in numbers(layer).items()}
     d = x.shape[1] // layer.attention.num_attention_heads
+    by_author = layer.position.variant == "author"
 
-    def synthetic(h, i, j):
+    def synthetic(h, i, j, q_i):
         if "logits" in p:
             return p["logits"][0, h, i, j]
         if "query_factors" in p:
-            return p["query_factors"][0, h, i] @ p["key_factors"][0, h, j]
+            place = j if by_author else i
+            return p["query_factors"][0, h, place] @ p["key_factors"][0, h, j]
+        if by_author:
+            own = x[i] @ p["first_weight"][0, h] if "first_weight" in p else q_i
+            return np.maximum(own, 0) @ p["second_weight"][0, 0][:, j]
         inner = np.maximum(x[i] @ p["first_weight"][0, h] + p["first_bias"][0, h, 0], 0)
         return inner @ p["second_weight"][0, h][:, j] + p["second_bias"][0, h, 0, j]
 
     def logit(h, i, j, q_i, k_j):
         if "gates" not in p:
-            return synthetic(h, i, j)
-        gates = np.exp(p["gates"][0, h])
-        return (gates[0] * synthetic(h, i, j) + gates[1] * q_i @ k_j / math.sqrt(d)) / gates.sum()
+            return synthetic(h, i, j, q_i)
+        gates = np.append(p["gates"][0, 0], 0.0) if by_author else p["gates"][0, h]
+        gates = np.exp(gates) / np.exp(gates).sum()
+        return gates[0] * synthetic(h, i, j, q_i) + gates[1] * q_i @ k_j / math.sqrt(d)
 
     return attend(layer, x, logit=logit)
 
@@ -149,16 +163,20 @@ def tupe(layer, x):
         weight, bias = p[f"position.to_{side}.weight"], p[f"position.to_{side}.bias"]
         sides.append((normed @ weight.T + bias).reshape(n + 1, heads, d))
     between = np.einsum("ihd,jhd->hij", *sides) / math.sqrt(2 * d)
-    # The author's code: [CLS] to others is row 0 with itself, others to [CLS] row 1 with itself.
+    # [CLS] to others is row 0 with itself, others to [CLS] row 1 with itself.
     to_others, to_cls = between[:, 0, 0].copy(), between[:, 1, 1].copy()
-    between = between[:, 1:, 1:].copy()
-    between[:, :, 0] = to_cls[:, None]
-    between[:, 0, :] = to_others[:, None]
     buckets = p.get("position.scoring.bucket_scores")
+    variant, own = layer.position.variant, p.get("position.cls_scores", np.zeros((2, heads)))
+
+    def positional(h, i, j):
+        relative = 0.0 if buckets is None else buckets[h][formulas.t5_bucket_bidirectional(j - i)]
+        if i > 0 and j > 0:
+            return between[h, i + 1, j + 1] + relative
+        reset = to_others[h] + own[0, h] if i == 0 else to_cls[h] + own[1, h]
+        return reset + relative if variant == "before" else reset
 
     def logit(h, i, j, q_i, k_j):
-        relative = 0.0 if buckets is None else buckets[h][formulas.t5_bucket_bidirectional(j - i)]
-        return q_i @ k_j / math.sqrt(2 * d) + between[h, i, j] + relative
+        return q_i @ k_j / math.sqrt(2 * d) + positional(h, i, j)
 
     return attend(layer, x, logit=logit)
 
@@ -215,9 +233,16 @@ def alibi(layer, x):
     return scored(layer, x, lambda h, k: -slopes[h] * abs(k))
 
 
+def at_least_a_hundredth(r):
+    return max(r, 0.01)
+
+
 def kerple_log(layer, x):
     p = scoring_numbers(layer)
-    r1, r2 = ([formulas.softplus(r) for r in p[n]] for n in ("raw_r1", "raw_r2"))
+    kept = formulas.softplus
+    if layer.position.scoring[0].variant == "author":
+        kept = at_least_a_hundredth
+    r1, r2 = ([kept(r) for r in p[n]] for n in ("raw_r1", "raw_r2"))
     return scored(layer, x, lambda h, k: -r1[h] * math.log(1 + r2[h] * abs(k)))
 
 
@@ -225,6 +250,9 @@ def kerple_power(layer, x):
     p = scoring_numbers(layer)
     r1 = [formulas.softplus(r) for r in p["raw_r1"]]
     r2 = [2 / (1 + math.exp(-r)) for r in p["raw_r2"]]
+    if layer.position.scoring[0].variant == "author":
+        r1, r2 = ([min(at_least_a_hundredth(r), most) for r in p[n]]
+                  for n, most in (("raw_r1", math.inf), ("raw_r2", 2.0)))  # fmt: skip
     return scored(layer, x, lambda h, k: -r1[h] * abs(k) ** r2[h])
 
 

@@ -31,10 +31,24 @@ COUNTS = {
     "rotary": 0,
     "tisa": 2_160,
     "alibi": 0,
-    "kerple-log": 288,
-    "kerple-power": 288,
+    "kerple-log": 24,
+    "kerple-power": 24,
     "tisa-v2": 12 * 12 * (3 * 5 + 1),
     "near-far": 12 * 12 * (3 * 5 + 3),
+}
+# Where the authors' code computes something else than their paper says.
+BY_AUTHOR = [
+    (name, {"variant": "author"})
+    for name in METHODS
+    if name in ("sinusoidal", "shaw", "tupe-r") or name.startswith(("synthesizer", "kerple"))
+]
+SIZES_BY_AUTHOR = {
+    "shaw": 12 * 2 * 33 * 64,
+    "tupe-r": 1_576_704 + 384 + 24,
+    "synthesizer-dense": 12 * (12 * 768 * 64 + 64 * 512),
+    "synthesizer-dense-mixed": 12 * (64 * 512 + 1),
+    "synthesizer-random-mixed": 37_748_736 + 12,
+    "synthesizer-factorised-mixed": 1_179_648 + 12,
 }
 
 
@@ -51,8 +65,9 @@ def layer_of(name, **options):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [*((name, {}) for name in METHODS), ("rotary", {"interleaved": True}),
-     ("shaw", {"max_distance": 2})],
+    [*((name, {}) for name in METHODS), *BY_AUTHOR, ("rotary", {"interleaved": True}),
+     ("shaw", {"max_distance": 2}), ("tupe-r", {"variant": "before"}),
+     ("floater", {"biases": True})],
 )  # fmt: skip
 def test_output_equals_the_formula(name, options):
     layer = layer_of(name, **options)
@@ -76,6 +91,23 @@ def test_parameter_counts_at_bert_base(name):
     with torch.device("meta"):
         position = build_position(name, PositionConfig())
     assert sum(p.numel() for p in position.parameters()) == COUNTS[name]
+
+
+@pytest.mark.parametrize(("name", "options"), BY_AUTHOR)
+def test_parameter_counts_of_the_authors_code(name, options):
+    with torch.device("meta"):
+        position = build_position(name, PositionConfig(options=options))
+    size = sum(p.numel() for p in position.parameters())
+    assert size == SIZES_BY_AUTHOR.get(name, COUNTS[name])
+
+
+@pytest.mark.unchecked
+def test_an_unknown_variant():
+    for name, _ in BY_AUTHOR:
+        with pytest.raises(ValueError, match="variant must be .*paper.*author.*, got 'their'"):
+            build_position(name, PositionConfig(options={"variant": "their"}))
+    with pytest.raises(ValueError, match="options of position 'tupe-a' must be among untie_cls"):
+        build_position("tupe-a", PositionConfig(options={"variant": "author"}))
 
 
 def test_sizes_of_the_paper_under_sharing():

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from small_transformer import SMALL, config_of, tokens
 from tisa import store
+from tisa.hf.transformer import TisaTransformerForMaskedLM
 from tisa.transformer import LanguageModel, Transformer, load, save
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +100,29 @@ def test_double_precision_is_kept_in_the_scores_too(tmp_path, name):
     save(model, tmp_path)
     with torch.no_grad():
         assert torch.equal(load(tmp_path)(x), model.eval()(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("tupe-r", {"variant": "before"}), ("kerple-log", {"layers": "each"}),
+     ("kerple-power", {"layers": "each"}), ("floater", {"biases": True}), ("tisa", {})],
+)  # fmt: skip
+def test_a_model_from_before_a_default_changed_computes_what_it_did(tmp_path, name, meant):
+    old = LanguageModel(config_of(position=name, position_options=meant))
+    save(old, tmp_path)
+    rewrite(tmp_path, format=2, config={**old.config.to_dict(), "position_options": {}})
+    loaded, x = load(tmp_path), tokens(2, 7)
+    assert loaded.config.position_options == meant
+    with torch.no_grad():
+        assert torch.equal(loaded(x), old.eval()(x))
+        by_hugging_face = TisaTransformerForMaskedLM.from_pretrained(tmp_path).eval()
+        assert torch.equal(by_hugging_face(x).logits, old(x))
+    # Written again it says so itself.
+    save(loaded, tmp_path / "again")
+    by_hugging_face.save_pretrained(tmp_path / "third")
+    for folder in ("again", "third"):
+        written = json.loads((tmp_path / folder / "config.json").read_text())
+        assert (written["format"], written["config"]["position_options"]) == (3, meant)
 
 
 def test_interrupted_saving_leaves_the_old_model(tmp_path, monkeypatch):

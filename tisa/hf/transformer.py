@@ -25,6 +25,7 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, Maske
 from tisa.shapes import Tensor
 from tisa.store import seal_folder
 from tisa.transformer import LanguageModel, Transformer, TransformerConfig
+from tisa.transformer.before import as_meant
 from tisa.transformer.saving import CONFIG, FORMAT, HF_MODEL_TYPE, KIND, WEIGHTS
 
 
@@ -40,9 +41,9 @@ class TisaTransformerConfig(PreTrainedConfig):
         format: int = FORMAT,
         **kwargs: Any,
     ) -> None:
-        values = TransformerConfig(**(config or {}))
+        values = TransformerConfig(**as_meant(config or {}, format))
         self.config = values.to_dict()
-        self.model, self.format = model, format
+        self.model, self.format = model, FORMAT
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
                      "max_position_embeddings", "is_causal"):  # fmt: skip
             kwargs.pop(name, None)

@@ -67,15 +67,17 @@ METHODS: dict[str, Method] = {
     "synthesizer-dense-mixed": Method(
         "synthesizer.py", "Synthesizer", {"form": "dense", "mixed": True}
     ),
-    "tupe-a": Method("tupe.py", "Tupe", {"relative": False}),
+    # Its formula is one and the same in the paper and in the code.
+    "tupe-a": Method("tupe.py", "Tupe", {"relative": False, "variant": "author"}),
     "tupe-r": Method("tupe.py", "Tupe", {"relative": True}),
     "rotary": Method("rotary.py", "Rotary"),
     # ALBERT passes through one layer many times: kernels for each pass here, one set for all
     # passes, the likelier reading of the paper, with `layers="shared"`.
     "tisa": _of_offset(scoring.TISA),
     "alibi": _of_offset(scoring.ALiBi, layers="shared"),
-    "kerple-log": _of_offset(scoring.KerpleLog),
-    "kerple-power": _of_offset(scoring.KerplePower),
+    # One function for all layers, as in the authors' code.
+    "kerple-log": _of_offset(scoring.KerpleLog, layers="shared"),
+    "kerple-power": _of_offset(scoring.KerplePower, layers="shared"),
     "tisa-v2": _of_offset(scoring.TISAv2),
     "near-far": _of_offset(scoring.NearFar),
 }

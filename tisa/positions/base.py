@@ -27,7 +27,16 @@ from tisa.scoring.base import check_flags
 from tisa.shapes import Float, Int, Int32, Tensor
 
 # Which layers a method's parameters serve: every layer its own, all the same, or the first alone.
+# Whose formula where a paper and its authors' code differ.
+Variant = Literal["paper", "author"]
 Layers = Literal["each", "shared", "first"]
+
+
+def check_variant(owner: str, variant: str, *more: str) -> None:
+    """Refuse a variant that is neither the paper's nor the author's, nor one of `more`."""
+    known = ("paper", "author", *more)
+    if variant not in known:
+        raise ValueError(f"{owner}: variant must be one of {', '.join(known)}, got {variant!r}")
 
 
 @dataclass(frozen=True)
@@ -108,13 +117,15 @@ class Position(nn.Module):
     limit. `dense` is True where `content` and `dense_logits` are to be asked, which need a padded
     batch. `uses_content` is False where attention never looks at q·k, so that a layer needs no
     projections of queries and keys. `needs_weights` is True where `values` is to be asked, which
-    keeps the layer from the fused kernels.
+    keeps the layer from the fused kernels. `biases` is False where the maps to queries, keys
+    and values have none.
     """
 
     max_length: int | None = None
     dense: bool = False
     uses_content: bool = True
     needs_weights: bool = False
+    biases: bool = True
 
     def __init__(self, config: PositionConfig, *, layers: Layers = "each") -> None:
         super().__init__()

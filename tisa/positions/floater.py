@@ -1,5 +1,6 @@
 """FLOATER: positions that flow along a differential equation (Liu et al., ICML 2020)."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch.nn.functional import linear
 
 from tisa.packages import needed
 from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared
+from tisa.scoring.base import check_flags
 from tisa.shapes import Float, Tensor
 
 
@@ -49,7 +51,9 @@ class Floater(Position):
     gradient is wanted it is kept, and solved again only for a longer input or other parameters.
     `stride` above 1 is our shortcut for training: a step of the solver for so many positions, cubic
     Hermite interpolation between them, and gradients through the solver's own steps.
-    At step 0: h as PyTorch initialises linear maps, starts N(0, 0.02).
+    The maps to q, k and v have no biases, p stands for them; `biases=True` keeps them, as models of
+    before 2026-11-19 have them. At step 0 as in the author's code: h's weights Glorot-normal, its
+    biases 0, starts Glorot-uniform over all layers and widths.
     """
 
     def __init__(
@@ -59,9 +63,12 @@ class Floater(Position):
         step: float = 0.01,
         substeps: int = 5,
         stride: int = 1,
+        biases: bool = False,
         layers: Layers = "each",
     ) -> None:
         super().__init__(config, layers=layers)
+        check_flags("Floater", biases=biases)
+        self.biases = biases
         if step <= 0 or substeps < 1:
             raise ValueError(
                 f"Floater: step must be above 0 and substeps at least 1, got {step} and {substeps}"
@@ -78,9 +85,12 @@ class Floater(Position):
 
     def reset_parameters(self) -> None:
         """Draw new initial values."""
-        self.flow.first.reset_parameters()
-        self.flow.second.reset_parameters()
-        nn.init.normal_(self.starts, std=0.02)
+        for layer in (self.flow.first, self.flow.second):
+            nn.init.xavier_normal_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        # As the author's (three, layers, hidden) has it.
+        bound = math.sqrt(6 / (self.config.hidden_size * (self.copies + 3)))
+        nn.init.uniform_(self.starts, -bound, bound)
 
     def shared(self, places: Places) -> Float[Tensor, "copies three tokens hidden"]:
         """Return the solved vectors at the positions of the queries."""

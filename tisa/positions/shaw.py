@@ -4,7 +4,15 @@ import torch
 from torch import nn
 
 from tisa.offsets import offset_range, skew, unskew
-from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared
+from tisa.positions.base import (
+    Layers,
+    Places,
+    Position,
+    PositionConfig,
+    Prepared,
+    Variant,
+    check_variant,
+)
 from tisa.shapes import Hidden, Int, Logits, Queries, Tensor, Weights
 
 
@@ -12,7 +20,9 @@ class Shaw(Position):
     """Learned vectors per clipped offset, added to keys and to values.
 
     e_ij = q_i·(k_j + a^K_ij)/√d,  z_i = Σ_j α_ij (v_j + a^V_ij),  a_ij = w[clip(j − i, −k, k)],
-    k = `max_distance`. Parameters: `key_table` and `value_table`, (layers, heads, 2k + 1, d).
+    k = `max_distance`. Parameters: `key_table` and `value_table`, (layers, heads, 2k + 1, d), as in
+    the paper's base model; with `variant="author"` one pair of tables for all heads of a layer, as
+    in tensor2tensor.
 
     q_i·a_ij is one product of queries with the vectors of all offsets, (queries, span), whose rows
     are then moved so that offsets become keys (`tisa.offsets.skew`): no tensor of queries × keys ×
@@ -23,13 +33,20 @@ class Shaw(Position):
     needs_weights = True
 
     def __init__(
-        self, config: PositionConfig, *, max_distance: int = 16, layers: Layers = "each"
+        self,
+        config: PositionConfig,
+        *,
+        max_distance: int = 16,
+        variant: Variant = "paper",
+        layers: Layers = "each",
     ) -> None:
         super().__init__(config, layers=layers)
+        check_variant("Shaw", variant)
         if max_distance < 1:
             raise ValueError(f"Shaw: max_distance must be at least 1, got {max_distance}")
         self.max_distance = max_distance
-        shape = (self.copies, config.num_attention_heads, 2 * max_distance + 1, config.head_size)
+        heads = 1 if variant == "author" else config.num_attention_heads
+        shape = (self.copies, heads, 2 * max_distance + 1, config.head_size)
         self.key_table = nn.Parameter(torch.empty(shape))
         self.value_table = nn.Parameter(torch.empty(shape))
         self.reset_parameters()

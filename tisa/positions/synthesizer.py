@@ -5,7 +5,14 @@ from typing import Literal
 import torch
 from torch import nn
 
-from tisa.positions.base import Layers, Position, PositionConfig, Prepared
+from tisa.positions.base import (
+    Layers,
+    Position,
+    PositionConfig,
+    Prepared,
+    Variant,
+    check_variant,
+)
 from tisa.shapes import Float, Hidden, Logits, Queries, Tensor
 
 Form = Literal["random", "factorised", "dense"]
@@ -21,6 +28,12 @@ class Synthesizer(Position):
     `mixed` adds content attention: α₁·(this) + α₂·q·k/√d, (α₁, α₂) = softmax(`gates`), one pair for
     each layer and head, equal parts at step 0. n = max_position_embeddings; a longer input is an
     error. The paper leaves the width of W₁ in several heads open; the head's width is our choice.
+
+    `variant="author"` is mesh-tensorflow's code:
+
+    - factorised: Σ_r R₁[j, r]·R₂[j, r] of the key alone, the same in every row.
+    - dense: no b₁ and b₂, one W₂ for all heads; mixed, W₁ x_i is the query of the content.
+    - mixed: α₁ = sigmoid(`gates`), α₂ = 1 − α₁, one for each layer.
     """
 
     dense = True
@@ -32,9 +45,11 @@ class Synthesizer(Position):
         form: Form = "random",
         mixed: bool = False,
         rank: int = 8,
+        variant: Variant = "paper",
         layers: Layers = "each",
     ) -> None:
         super().__init__(config, layers=layers)
+        check_variant("Synthesizer", variant)
         if form not in ("random", "factorised", "dense"):
             raise ValueError(
                 f'Synthesizer: form must be "random", "factorised" or "dense", got {form!r}'
@@ -46,10 +61,11 @@ class Synthesizer(Position):
             )
         if rank < 1:
             raise ValueError(f"Synthesizer: rank must be at least 1, got {rank}")
-        self.form, self.rank = form, rank
+        self.form, self.rank, self.variant = form, rank, variant
         self.uses_content = mixed
         length = self.max_length = config.max_position_embeddings
         heads = (self.copies, config.num_attention_heads)
+        shared = (self.copies, 1) if variant == "author" else heads
         if form == "random":
             self.logits = nn.Parameter(torch.empty(*heads, length, length))
         elif form == "factorised":
@@ -57,28 +73,30 @@ class Synthesizer(Position):
             self.key_factors = nn.Parameter(torch.empty(*heads, length, rank))
         else:
             inner = config.head_size
-            self.first_weight = nn.Parameter(torch.empty(*heads, config.hidden_size, inner))
-            self.first_bias = nn.Parameter(torch.empty(*heads, 1, inner))
-            self.second_weight = nn.Parameter(torch.empty(*heads, inner, length))
-            self.second_bias = nn.Parameter(torch.empty(*heads, 1, length))
+            if variant == "paper" or not mixed:
+                self.first_weight = nn.Parameter(torch.empty(*heads, config.hidden_size, inner))
+            self.second_weight = nn.Parameter(torch.empty(*shared, inner, length))
+            if variant == "paper":
+                self.first_bias = nn.Parameter(torch.empty(*heads, 1, inner))
+                self.second_bias = nn.Parameter(torch.empty(*heads, 1, length))
         if mixed:
-            self.gates = nn.Parameter(torch.empty(*heads, 2))
+            self.gates = nn.Parameter(torch.empty(*shared, 1 if variant == "author" else 2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw new initial values."""
-        if self.form == "random":
-            nn.init.normal_(self.logits)
-        elif self.form == "factorised":
-            nn.init.normal_(self.query_factors, std=self.rank**-0.25)
-            nn.init.normal_(self.key_factors, std=self.rank**-0.25)
-        else:
-            nn.init.normal_(self.first_weight, std=self.config.hidden_size**-0.5)
-            nn.init.normal_(self.second_weight, std=self.config.head_size**-0.5)
-            nn.init.zeros_(self.first_bias)
-            nn.init.zeros_(self.second_bias)
-        if self.uses_content:
-            nn.init.zeros_(self.gates)
+        deviations = {
+            "logits": 1.0,
+            "query_factors": self.rank**-0.25,
+            "key_factors": self.rank**-0.25,
+            "first_weight": self.config.hidden_size**-0.5,
+            "second_weight": self.config.head_size**-0.5,
+            "first_bias": 0.0,
+            "second_bias": 0.0,
+            "gates": 0.0,
+        }
+        for name, parameter in self.named_parameters():
+            nn.init.normal_(parameter, std=deviations[name])
 
     def content(self, layer: int, query: Queries) -> Queries:
         """Return the queries times their share of the mixture."""
@@ -93,15 +111,25 @@ class Synthesizer(Position):
         if self.form == "random":
             found = self.logits[copy][None, :, rows, : places.keys]
         elif self.form == "factorised":
-            queries = self.query_factors[copy][:, rows]
             keys = self.key_factors[copy][:, : places.keys]
-            found = (queries @ keys.transpose(-1, -2)).unsqueeze(0)
+            if self.variant == "author":
+                found = (self.query_factors[copy][:, : places.keys] * keys).sum(-1)
+                found = found[None, :, None].expand(-1, -1, places.queries, -1)
+            else:
+                queries = self.query_factors[copy][:, rows]
+                found = (queries @ keys.transpose(-1, -2)).unsqueeze(0)
         else:
-            tokens = hidden.unsqueeze(1)
-            inner = (tokens @ self.first_weight[copy] + self.first_bias[copy]).relu()
-            weight = self.second_weight[copy][..., : places.keys]
-            found = inner @ weight + self.second_bias[copy][..., : places.keys]
+            found = self._dense(copy, query, hidden, places.keys)
         return self._share(layer, 0) * found if self.uses_content else found
+
+    def _dense(self, copy: int, query: Queries | None, hidden: Hidden, keys: int) -> Logits:
+        """Return the logits from each token alone."""
+        weight = self.second_weight[copy][..., :keys]
+        if self.variant == "author":
+            inner = hidden.unsqueeze(1) @ self.first_weight[copy] if query is None else query
+            return inner.relu() @ weight
+        inner = hidden.unsqueeze(1) @ self.first_weight[copy] + self.first_bias[copy]
+        return inner.relu() @ weight + self.second_bias[copy][..., :keys]
 
     def _copy(self, layer: int) -> int:
         copy = self.copy_of(layer)
@@ -109,8 +137,12 @@ class Synthesizer(Position):
         return copy
 
     def _share(self, layer: int, part: int) -> Float[Tensor, "heads one one_"]:
-        return self.gates[self._copy(layer)].softmax(-1)[:, part, None, None]
+        gates = self.gates[self._copy(layer)]
+        if self.variant == "author":
+            gates = torch.cat((gates, torch.zeros_like(gates)), dim=-1)
+        return gates.softmax(-1)[:, part, None, None]
 
     def extra_repr(self) -> str:
         """Return what `print(module)` shows."""
-        return f"{super().extra_repr()}, form={self.form!r}, mixed={self.uses_content}"
+        form = f"form={self.form!r}, mixed={self.uses_content}, variant={self.variant!r}"
+        return f"{super().extra_repr()}, {form}"

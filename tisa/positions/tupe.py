@@ -1,45 +1,57 @@
 """TUPE: positions untied from content, and [CLS] from positions (Ke et al., ICLR 2021)."""
 
+from typing import Literal
+
 import torch
 from torch import nn
 
-from tisa.positions.base import Places, Position, PositionConfig, Prepared
+from tisa.offsets import to_matrix
+from tisa.positions.base import Places, Position, PositionConfig, Prepared, check_variant
 from tisa.scoring import T5Buckets
-from tisa.shapes import Hidden, Logits, Queries, Scores, Tensor
+from tisa.shapes import Float, Hidden, Logits, Queries, Scores, Tensor
 
 
 class Tupe(Position):
-    """Logits q·k/√(2d) + (p_i U_Q)·(p_j U_K)/√(2d), the second term the same in all layers.
+    """Logits q·k/√(2d) + reset((p_i U_Q)·(p_j U_K)/√(2d) + b_{j − i}), the second once for all.
 
-    p = LayerNorm(`table`): one row more than positions, rows from 1 on for positions from 0. With
-    `untie_cls` (by default in encoders, where the first token is [CLS]) its row of the second term
-    is the score of table row 0 with itself, its column that of row 1 with itself, as in the
-    author's code. `relative` is TUPE-R: T5's bias is added afterwards, to [CLS] as to any other
-    token (the author's code has two more scores for its row and column). A longer input is an
-    error.
+    p = LayerNorm(`table`): one row more than positions, rows from 1 on for positions from 0. b is
+    T5's bias in TUPE-R (`relative`), 0 in TUPE-A. With `untie_cls` (by default in encoders, where
+    the first token is [CLS]) `reset` replaces the row of [CLS] by one number per head, and its
+    column by another: the score of table row 0 with itself, and that of row 1 with itself. A longer
+    input is an error.
 
-    Parameters: `table` (N(0, 0.02)), `norm`, `to_query` U_Q and `to_key` U_K with biases, and in
-    TUPE-R `scoring`.
+    variant of TUPE-R:
+        "paper": `reset` replaces b too.
+        "author": the code's: two numbers more per head, `cls_scores`, in the place of b.
+        "before": b added to [CLS] as to any other token. This package computed it until 2026-11-19.
+
+    Parameters: `table` (N(0, 0.02)), `norm`, `to_query` U_Q and `to_key` U_K with biases, in TUPE-R
+    `scoring`, and with the author's variant `cls_scores` (2, heads): of [CLS], to [CLS].
     """
 
     dense = True
 
     def __init__(
-        self, config: PositionConfig, *, relative: bool = False, untie_cls: bool | None = None
+        self,
+        config: PositionConfig,
+        *,
+        relative: bool = False,
+        variant: Literal["paper", "author", "before"] = "paper",
+        untie_cls: bool | None = None,
     ) -> None:
         super().__init__(config, layers="shared")
+        check_variant("Tupe", variant, "before")
         self.max_length = config.max_position_embeddings
         self.untie_cls = not config.is_causal if untie_cls is None else untie_cls
-        width = config.hidden_size
+        self.variant = variant
+        width, heads = config.hidden_size, config.num_attention_heads
         self.table = nn.Embedding(config.max_position_embeddings + 1, width)
         self.norm = nn.LayerNorm(width)
         self.to_query = nn.Linear(width, width)
         self.to_key = nn.Linear(width, width)
-        self.scoring = (
-            T5Buckets(config.num_attention_heads, bidirectional=not config.is_causal)
-            if relative
-            else None
-        )
+        self.scoring = T5Buckets(heads, bidirectional=not config.is_causal) if relative else None
+        has_own = relative and variant == "author" and self.untie_cls
+        self.cls_scores = nn.Parameter(torch.empty(2, heads)) if has_own else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -51,9 +63,11 @@ class Tupe(Position):
         self.norm.reset_parameters()
         if self.scoring is not None:
             self.scoring.reset_parameters()
+        if self.cls_scores is not None:
+            nn.init.normal_(self.cls_scores, std=0.02)
 
     def shared(self, places: Places) -> tuple[Logits, Scores | None]:
-        """Return the positional logits and, in TUPE-R, the score vector: once for all layers."""
+        """Return the positional logits and, where no token is untied, TUPE-R's score vector."""
         heads = (-1, self.config.num_attention_heads, self.config.head_size)
         rows = self.norm(self.table.weight[: places.keys + 1])
         queries = self.to_query(rows).view(heads).transpose(0, 1)
@@ -62,17 +76,24 @@ class Tupe(Position):
         first = places.query_start + 1
         some = queries[:, first : first + places.queries]
         logits = some @ keys[:, 1:].transpose(-1, -2) * scale
-        if self.untie_cls and places.keys > 0:
-            itself = (queries[:, :2] * keys[:, :2]).sum(-1) * scale
-            of_row, of_column = itself[:, 0, None, None], itself[:, 1, None, None]
-            positions = torch.arange(places.keys, device=logits.device)
-            here = positions[places.query_start :][: places.queries]
-            logits = torch.where(positions == 0, of_column, logits)
-            logits = torch.where((here == 0).unsqueeze(-1), of_row, logits)
         scores = None
         if self.scoring is not None:
             scores = self.scoring(places.queries, places.keys, query_start=places.query_start)
-        return logits.unsqueeze(0), scores
+        if not self.untie_cls or places.keys == 0:
+            return logits.unsqueeze(0), scores
+        # Of [CLS], to [CLS].
+        numbers = (queries[:, :2] * keys[:, :2]).sum(-1).t() * scale
+        if self.cls_scores is not None:
+            numbers = numbers + self.cls_scores.to(numbers.dtype)
+        after = None
+        if scores is not None:
+            relative = to_matrix(scores, places.queries, places.keys)
+            if self.variant == "before":
+                after = relative
+            else:
+                logits = logits + relative
+        logits = _reset(logits, numbers, places)
+        return (logits if after is None else logits + after).unsqueeze(0), None
 
     def content(self, layer: int, query: Queries) -> Queries:
         """Return the queries with the content's half of the variance: 1/√(2d) after scaling."""
@@ -85,7 +106,7 @@ class Tupe(Position):
         return prepared.shared[0]
 
     def offset_scores(self, layer: int, prepared: Prepared) -> Scores | None:
-        """Return TUPE-R's bias."""
+        """Return TUPE-R's bias, where it is not among the logits."""
         return prepared.shared[1]
 
     def vectors(self) -> Tensor:
@@ -94,4 +115,16 @@ class Tupe(Position):
 
     def extra_repr(self) -> str:
         """Return what `print(module)` shows."""
-        return f"relative={self.scoring is not None}, untie_cls={self.untie_cls}"
+        form = f"relative={self.scoring is not None}, variant={self.variant!r}"
+        return f"{form}, untie_cls={self.untie_cls}"
+
+
+def _reset(
+    logits: Float[Tensor, "heads queries keys"], numbers: Float[Tensor, "two heads"], places: Places
+) -> Float[Tensor, "heads queries keys"]:
+    """Return the logits with [CLS]'s row as the first of the numbers, its column as the second."""
+    of_row, of_column = numbers[:, :, None, None].to(logits.dtype)
+    positions = torch.arange(places.keys, device=logits.device)
+    here = positions[places.query_start :][: places.queries]
+    logits = torch.where(positions == 0, of_column, logits)
+    return torch.where((here == 0).unsqueeze(-1), of_row, logits)

@@ -1,6 +1,7 @@
 """KERPLE: learned logarithmic and power decays with distance (Chi et al., NeurIPS 2022)."""
 
 from abc import abstractmethod
+from typing import Literal
 
 import torch
 from torch.nn.functional import softplus
@@ -10,10 +11,22 @@ from tisa.shapes import Float, Int, Tensor
 
 
 class _Kerple(ScoringFunction):
-    """What KERPLE's two kernels share: r₁ = softplus(`raw_r1`) > 0 per head, and `raw_r2`."""
+    """What KERPLE's two kernels share: r₁ and r₂ per head, from `raw_r1` and `raw_r2`.
 
-    def __init__(self, num_attention_heads: int = 12) -> None:
+    How they are kept positive the paper leaves open: by softplus, or with `variant="author"` as in
+    the authors' code, where the parameters are r₁ and r₂ themselves and count as 0.01 below it.
+    (That code writes the 0.01 back into the parameter; here the gradient passes, the value stays.)
+    """
+
+    def __init__(
+        self, num_attention_heads: int = 12, *, variant: Literal["paper", "author"] = "paper"
+    ) -> None:
         super().__init__(num_attention_heads)
+        if variant not in ("paper", "author"):
+            raise ValueError(
+                f'{type(self).__name__}: variant must be "paper" or "author", got {variant!r}'
+            )
+        self.variant = variant
         self.raw_r1 = head_parameter(num_attention_heads)
         self.raw_r2 = head_parameter(num_attention_heads)
         self.reset_parameters()
@@ -25,31 +38,42 @@ class _Kerple(ScoringFunction):
     @property
     def r1(self) -> Float[Tensor, " heads"]:
         """Return the strength of the decay."""
-        return softplus(self.raw_r1.to(self._dtype))
+        raw = self.raw_r1.to(self._dtype)
+        return _held(raw) if self.variant == "author" else softplus(raw)
 
     def support(self, eps: float) -> None:
         """Return None: the tail falls for ever."""
         return None
 
+    def extra_repr(self) -> str:
+        """Return what `print(module)` shows."""
+        return f"{super().extra_repr()}, variant={self.variant!r}"
+
 
 class KerpleLog(_Kerple):
     """KERPLE's logarithmic kernel: f(k) = −r₁·log(1 + r₂·|k|), r₁, r₂ > 0 learned per head.
 
-    r₁ = softplus(`raw_r1`), r₂ = softplus(`raw_r2`): positive without clamping, so gradients never
-    vanish at a bound. At step 0: r₁ ~ U(0, 2), r₂ ~ U(0, 1) as in the authors' code, every head a
-    slow decay of its own.
+    r₁ = softplus(`raw_r1`), r₂ = softplus(`raw_r2`), or the author's (see `variant`). At step 0:
+    r₁ ~ U(0, 2), r₂ ~ U(0, 1) as in the authors' code, every head a slow decay of its own.
     """
 
     def reset_parameters(self) -> None:
         """Draw new initial values."""
         with torch.no_grad():
-            self.raw_r1.copy_(inverse_softplus(torch.rand_like(self.raw_r1) * 2))
-            self.raw_r2.copy_(inverse_softplus(torch.rand_like(self.raw_r2)))
+            self.set_to(torch.rand_like(self.raw_r1) * 2, torch.rand_like(self.raw_r2))
+
+    def set_to(self, r1: Float[Tensor, " heads"], r2: Float[Tensor, " heads"]) -> None:
+        """Set r₁ and r₂; below 0.01 they count as 0.01."""
+        own = self.variant == "author"
+        with torch.no_grad():
+            self.raw_r1.copy_(r1 if own else inverse_softplus(r1))
+            self.raw_r2.copy_(r2 if own else inverse_softplus(r2))
 
     @property
     def r2(self) -> Float[Tensor, " heads"]:
         """Return the rate, 1/r₂ being the distance from which on the decay is logarithmic."""
-        return softplus(self.raw_r2.to(self._dtype))
+        raw = self.raw_r2.to(self._dtype)
+        return _held(raw) if self.variant == "author" else softplus(raw)
 
     def scores(self, offsets: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape"]:
         """Return f(k) of each offset for each head."""
@@ -61,20 +85,28 @@ class KerpleLog(_Kerple):
 class KerplePower(_Kerple):
     """KERPLE's power kernel: f(k) = −r₁·|k|^r₂, r₁ > 0, 0 < r₂ < 2 learned per head.
 
-    r₁ = softplus(`raw_r1`), r₂ = 2·sigmoid(`raw_r2`). At step 0: r₁ ~ U(0, 1), r₂ ~ U(0, 2), every
-    head a decay of its own, some nearly flat and some as steep as a Gaussian's.
+    r₁ = softplus(`raw_r1`), r₂ = 2·sigmoid(`raw_r2`), or the author's (see `variant`). At step 0:
+    r₁ ~ U(0, 1), r₂ ~ U(0, 2), every head a decay of its own, some nearly flat and some as steep
+    as a Gaussian's.
     """
 
     def reset_parameters(self) -> None:
         """Draw new initial values."""
         with torch.no_grad():
-            self.raw_r1.copy_(inverse_softplus(torch.rand_like(self.raw_r1)))
-            self.raw_r2.copy_(torch.rand_like(self.raw_r2).clamp(1e-3, 1 - 1e-3).logit())
+            self.set_to(torch.rand_like(self.raw_r1), 2 * torch.rand_like(self.raw_r2))
+
+    def set_to(self, r1: Float[Tensor, " heads"], r2: Float[Tensor, " heads"]) -> None:
+        """Set r₁ (below 0.01 it counts as 0.01) and r₂, which stays within 0 … 2."""
+        own = self.variant == "author"
+        with torch.no_grad():
+            self.raw_r1.copy_(r1 if own else inverse_softplus(r1))
+            self.raw_r2.copy_(r2 if own else (r2 / 2).clamp(1e-3, 1 - 1e-3).logit())
 
     @property
     def r2(self) -> Float[Tensor, " heads"]:
         """Return the exponent."""
-        return 2 * torch.sigmoid(self.raw_r2.to(self._dtype))
+        raw = self.raw_r2.to(self._dtype)
+        return _held(raw, 2.0) if self.variant == "author" else 2 * torch.sigmoid(raw)
 
     def scores(self, offsets: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape"]:
         """Return f(k) of each offset for each head."""
@@ -89,3 +121,8 @@ def inverse_softplus(positive: Tensor) -> Tensor:
     """Return x with softplus(x) = positive; values below 0.01 count as 0.01."""
     positive = positive.clamp_min(1e-2)
     return positive + torch.log(-torch.expm1(-positive))
+
+
+def _held(raw: Tensor, most: float | None = None) -> Tensor:
+    """Return the numbers within [0.01, most], with the gradient as if they were."""
+    return raw + (raw.clamp(1e-2, most) - raw).detach()

@@ -60,6 +60,7 @@ class AttentionLayer(nn.Module):
         num_attention_heads: int,
         *,
         uses_content: bool = True,
+        biases: bool = True,
         is_causal: bool = False,
         attention_dropout: float = 0.0,
     ) -> None:
@@ -67,9 +68,10 @@ class AttentionLayer(nn.Module):
         self.num_attention_heads = num_attention_heads
         self.is_causal = is_causal
         self.attention_dropout = attention_dropout
-        self.query = nn.Linear(hidden_size, hidden_size) if uses_content else None
-        self.key = nn.Linear(hidden_size, hidden_size) if uses_content else None
-        self.value = nn.Linear(hidden_size, hidden_size)
+        sizes = (hidden_size, hidden_size, biases)
+        self.query = nn.Linear(*sizes) if uses_content else None
+        self.key = nn.Linear(*sizes) if uses_content else None
+        self.value = nn.Linear(*sizes)
         self.output = nn.Linear(hidden_size, hidden_size)
 
     def forward(

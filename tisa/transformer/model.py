@@ -16,13 +16,14 @@ from tisa.transformer.forward_pass import ForwardPass, begin
 class Block(nn.Module):
     """x + attention(norm(x)), then x + feed-forward(norm(x)); post-norm: norm(x + …) each time."""
 
-    def __init__(self, config: TransformerConfig, *, uses_content: bool) -> None:
+    def __init__(self, config: TransformerConfig, position: Position) -> None:
         super().__init__()
         self.post_norm = config.norm == "post"
         self.attention = AttentionLayer(
             config.hidden_size,
             config.num_attention_heads,
-            uses_content=uses_content,
+            uses_content=position.uses_content,
+            biases=position.biases,
             is_causal=config.is_causal,
             attention_dropout=config.attention_dropout,
         )
@@ -71,9 +72,7 @@ class Transformer(nn.Module):
         )
         self.position = build_position(config.position, config.position_config())
         distinct = 1 if config.share_layers else config.num_hidden_layers
-        self.blocks = nn.ModuleList(
-            Block(config, uses_content=self.position.uses_content) for _ in range(distinct)
-        )
+        self.blocks = nn.ModuleList(Block(config, self.position) for _ in range(distinct))
         normed = config.embedding_width if config.norm == "post" else config.hidden_size
         self.norm = nn.LayerNorm(normed, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout)
@@ -154,7 +153,7 @@ def initialise(module: nn.Module, deviation: float) -> None:
     for part in module.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):
             nn.init.normal_(part.weight, std=deviation)
-        if isinstance(part, nn.Linear):
+        if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
         if isinstance(part, nn.LayerNorm):
             part.reset_parameters()

@@ -16,14 +16,15 @@ from tisa.store import (
     write_text,
 )
 from tisa.store.seals import FOLDER_REMEDY
+from tisa.transformer.before import as_meant
 from tisa.transformer.config import TransformerConfig
 from tisa.transformer.language_model import LanguageModel
 from tisa.transformer.model import Transformer
 from tisa.weights import FLOATS, Checkpoint, Tensors, refuse_links
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-# 1 had no manifest.
-FORMAT, KIND = 2, "transformer"
+# 1 had no manifest; before 3 some methods had other defaults.
+FORMAT, KIND = 3, "transformer"
 # Where `torch.compile` puts the model, or the part of it, that it was given.
 COMPILED = "_orig_mod"
 # In the config file too, for Hugging Face's Auto classes (`tisa.hf`).
@@ -79,7 +80,7 @@ def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Transform
         raise ValueError(
             f"{folder / CONFIG} is not a config of tisa.transformer: {broken}; {FOLDER_REMEDY}"
         ) from None
-    if format_ not in (1, FORMAT) or kind not in MODELS:
+    if format_ not in range(1, FORMAT + 1) or kind not in MODELS:
         raise ValueError(
             f"{folder / CONFIG} must have format {FORMAT} and a model of {', '.join(MODELS)}, got "
             f"{format_} and {kind}; written by a newer version of tisa?"
@@ -91,7 +92,7 @@ def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Transform
     refuse_links(folder)
     files = (folder / WEIGHTS,)
     state = Checkpoint(folder.name, written, Tensors(files), folder, files).tensors
-    config = TransformerConfig.from_dict(values)
+    config = TransformerConfig.from_dict(as_meant(values, format_))
     # Without memory: a size that the weights do not bear out takes none.
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         expected = MODELS[kind](config).state_dict()

@@ -82,6 +82,7 @@ class SelfAttention(nn.Module):
             hidden_size,
             num_attention_heads,
             uses_content=position.uses_content,
+            biases=position.biases,
             is_causal=is_causal,
             attention_dropout=attention_dropout,
         )
