@@ -104,7 +104,7 @@ def test_parameter_counts_of_the_authors_code(name, options):
 @pytest.mark.unchecked
 def test_an_unknown_variant():
     for name, _ in BY_AUTHOR:
-        with pytest.raises(ValueError, match="variant must be .*paper.*author.*, got 'their'"):
+        with pytest.raises(ValueError, match=r"variant must be .*paper.*author.*, got 'their'"):
             build_position(name, PositionConfig(options={"variant": "their"}))
     with pytest.raises(ValueError, match="options of position 'tupe-a' must be among untie_cls"):
         build_position("tupe-a", PositionConfig(options={"variant": "author"}))

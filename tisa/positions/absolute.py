@@ -1,8 +1,11 @@
 """Learned absolute position embeddings (Devlin et al., NAACL 2019)."""
 
+from collections.abc import Mapping
+
 from torch import nn
 
 from tisa.positions.base import Position, PositionConfig, Prepared
+from tisa.scoring.published import fill, groups, only
 from tisa.shapes import Embeddings, Tensor
 
 
@@ -25,6 +28,13 @@ class Absolute(Position):
     def embed(self, embeddings: Embeddings, prepared: Prepared) -> Embeddings:
         """Return embeddings + table[position]."""
         return embeddings + self.table(prepared.places.positions)
+
+    def read_reference(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Take BERT's `position_embeddings` (`….weight` in transformers)."""
+        name = "position_embeddings"
+        name += ".weight" if any(key.endswith(f"{name}.weight") for key in state_dict) else ""
+        table = only(groups("Absolute", state_dict, (name,)), "Absolute")[name]
+        fill(self, {"table.weight": table}, "give its max_position_embeddings")
 
     def vectors(self) -> Tensor:
         """Return the table."""

@@ -24,6 +24,7 @@ from torch import nn
 
 from tisa import shapes
 from tisa.scoring.base import check_flags
+from tisa.scoring.published import groups, only
 from tisa.shapes import Float, Int, Int32, Tensor
 
 # Which layers a method's parameters serve: every layer its own, all the same, or the first alone.
@@ -208,6 +209,23 @@ class Position(nn.Module):
     def vectors(self) -> Tensor | None:
         """Return the learned vector of each position, None where the method has none."""
         return None
+
+    def read_reference(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Take the weights of the authors' checkpoint; a method without any refuses."""
+        raise ValueError(f"{type(self).__name__}: its authors published no weights for it")
+
+    def of_layers(self, state_dict: Mapping[str, Tensor], *names: str) -> list[dict[str, Tensor]]:
+        """Return a checkpoint's tensors of these names for each set of our parameters."""
+        owner = type(self).__name__
+        found = groups(owner, state_dict, names)
+        if self.layers == "shared":
+            return [only(found, owner)]
+        if len(found) != self.copies:
+            raise ValueError(
+                f"{owner}.from_reference: state_dict must have {', '.join(names)} of "
+                f"{self.copies} layers (the config's num_hidden_layers), got {len(found)}"
+            )
+        return found
 
     def extra_repr(self) -> str:
         """Return what `print(module)` shows."""

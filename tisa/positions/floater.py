@@ -1,7 +1,7 @@
 """FLOATER: positions that flow along a differential equation (Liu et al., ICML 2020)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 from tisa.packages import needed
 from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared
 from tisa.scoring.base import check_flags
+from tisa.scoring.published import fill, groups, only
 from tisa.shapes import Float, Tensor
 
 
@@ -91,6 +92,20 @@ class Floater(Position):
         # As the author's (three, layers, hidden) has it.
         bound = math.sqrt(6 / (self.config.hidden_size * (self.copies + 3)))
         nn.init.uniform_(self.starts, -bound, bound)
+
+    def read_reference(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Take the weights of the author's encoder."""
+        linear = "proj_flow.layers.{}.linear.{}"
+        names = {
+            f"flow.{own}.{kind}": linear.format(number, kind)
+            for own, number in (("first", 0), ("second", 2))
+            for kind in ("weight", "bias")
+        }
+        group = only(groups("Floater", state_dict, ("proj_bias", *names.values())), "Floater")
+        values = {own: group[name] for own, name in names.items()}
+        # (three, layers, hidden)
+        values["starts"] = group["proj_bias"].movedim(1, 0)
+        fill(self, values, "give the config the sizes of that model")
 
     def shared(self, places: Places) -> Float[Tensor, "copies three tokens hidden"]:
         """Return the solved vectors at the positions of the queries."""

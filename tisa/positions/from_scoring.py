@@ -35,6 +35,18 @@ class FromScoring(Position):
             function(config.num_attention_heads, **options) for _ in range(self.copies)
         )
 
+    def read_reference(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Take the weights of the authors' checkpoint, one function of theirs for one of ours."""
+        if len(self.scoring) > 1:
+            raise ValueError(
+                f"{type(self.scoring[0]).__name__}.from_reference: layers must be "
+                f'"shared" or "first", got {self.layers!r}: the authors have one function for '
+                'all layers; give the option layers="shared"'
+            )
+        (scoring,) = self.scoring
+        assert isinstance(scoring, ScoringFunction)
+        scoring.read_reference(state_dict)
+
     def shared(self, places: Places) -> list[Scores]:
         """Return the score vector of every scoring function."""
         return scores_of(self.scoring, places.queries, places.keys, query_start=places.query_start)

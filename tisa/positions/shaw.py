@@ -1,5 +1,7 @@
 """Relative position representations (Shaw et al., NAACL 2018), by skewing."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -13,6 +15,7 @@ from tisa.positions.base import (
     Variant,
     check_variant,
 )
+from tisa.scoring.published import fill
 from tisa.shapes import Hidden, Int, Logits, Queries, Tensor, Weights
 
 
@@ -42,6 +45,7 @@ class Shaw(Position):
     ) -> None:
         super().__init__(config, layers=layers)
         check_variant("Shaw", variant)
+        self.variant = variant
         if max_distance < 1:
             raise ValueError(f"Shaw: max_distance must be at least 1, got {max_distance}")
         self.max_distance = max_distance
@@ -55,6 +59,19 @@ class Shaw(Position):
         """Draw new initial values."""
         nn.init.normal_(self.key_table, std=0.02)
         nn.init.normal_(self.value_table, std=0.02)
+
+    def read_reference(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Take tensor2tensor's two tables of each layer."""
+        keys, values = (f"relative_positions_{kind}/embeddings" for kind in ("keys", "values"))
+        layers = self.of_layers(state_dict, keys, values)
+        if self.variant == "paper":
+            raise ValueError('Shaw.from_reference: variant must be "author", got "paper"')
+        tables = {
+            own: torch.stack([layer[name] for layer in layers]).unsqueeze(1)
+            for own, name in (("key_table", keys), ("value_table", values))
+        }
+        far = tables["key_table"].shape[2] // 2
+        fill(self, tables, f"give max_distance={far} and its width of a head")
 
     def shared(self, places: Places) -> Int[Tensor, " span"]:
         """Return the row of the tables for every offset."""

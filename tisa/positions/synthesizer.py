@@ -1,5 +1,6 @@
 """Synthesizer: attention logits that no key is asked for (Tay et al., ICML 2021)."""
 
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -13,6 +14,7 @@ from tisa.positions.base import (
     Variant,
     check_variant,
 )
+from tisa.scoring.published import fill
 from tisa.shapes import Float, Hidden, Logits, Queries, Tensor
 
 Form = Literal["random", "factorised", "dense"]
@@ -63,7 +65,8 @@ class Synthesizer(Position):
             raise ValueError(f"Synthesizer: rank must be at least 1, got {rank}")
         self.form, self.rank, self.variant = form, rank, variant
         self.uses_content = mixed
-        length = self.max_length = config.max_position_embeddings
+        self.max_length: int = config.max_position_embeddings
+        length = self.max_length
         heads = (self.copies, config.num_attention_heads)
         shared = (self.copies, 1) if variant == "author" else heads
         if form == "random":
@@ -97,6 +100,33 @@ class Synthesizer(Position):
         }
         for name, parameter in self.named_parameters():
             nn.init.normal_(parameter, std=deviations[name])
+
+    def read_reference(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Take mesh-tensorflow's weights: R, or R1 and R2, or pi/kernel and q; and alpha."""
+        if self.variant == "paper":
+            raise ValueError('Synthesizer.from_reference: variant must be "author", got "paper"')
+        heads, d = self.config.num_attention_heads, self.config.head_size
+        # As many positions as this method has of those that theirs has.
+        read: dict[str, Callable[[Tensor], tuple[str, Tensor]]] = {
+            "R": lambda t: ("logits", t.movedim(1, 0)[:, : self.max_length, : self.max_length]),
+            "R1": lambda t: ("query_factors", t.permute(1, 2, 0)[:, : self.max_length]),
+            "R2": lambda t: ("key_factors", t.permute(1, 2, 0)[:, : self.max_length]),
+            # Their queries are ours over √d, by their first weights.
+            "pi/kernel": lambda t: (
+                "second_weight",
+                t[None, :, : self.max_length] * (d**-0.5 if self.uses_content else 1.0),
+            ),
+            "q": lambda t: ("first_weight", t.reshape(-1, heads, d).movedim(1, 0)),
+            "alpha": lambda t: ("gates", t.reshape(1, 1)),
+        }
+        names = {"random": ["R"], "factorised": ["R1", "R2"], "dense": ["pi/kernel"]}[self.form]
+        names += ["alpha"] if self.uses_content else ["q"] if self.form == "dense" else []
+        layers = [
+            dict(read[name](layer[name]) for name in names)
+            for layer in self.of_layers(state_dict, *names)
+        ]
+        values = {own: torch.stack([layer[own] for layer in layers]) for own in layers[0]}
+        fill(self, values, "give the config the sizes of that model, and its rank")
 
     def content(self, layer: int, query: Queries) -> Queries:
         """Return the queries times their share of the mixture."""

@@ -1,5 +1,6 @@
 """TUPE: positions untied from content, and [CLS] from positions (Ke et al., ICLR 2021)."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from tisa.offsets import to_matrix
 from tisa.positions.base import Places, Position, PositionConfig, Prepared, check_variant
 from tisa.scoring import T5Buckets
+from tisa.scoring.published import fill, groups, only
 from tisa.shapes import Float, Hidden, Logits, Queries, Scores, Tensor
 
 
@@ -65,6 +67,28 @@ class Tupe(Position):
             self.scoring.reset_parameters()
         if self.cls_scores is not None:
             nn.init.normal_(self.cls_scores, std=0.02)
+
+    def read_reference(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Take the weights of the author's encoder: of TUPE-R where the method is."""
+        parts = {"table": "pos", "norm": "pos_ln", "to_query": "pos_q_linear"}
+        parts["to_key"] = "pos_k_linear"
+        names = {f"{own}.weight": f"{name}.weight" for own, name in parts.items()}
+        names |= {f"{own}.bias": f"{name}.bias" for own, name in parts.items() if own != "table"}
+        buckets = "relative_attention_bias.weight"
+        wanted = (*names.values(), *([buckets] if self.scoring else []))
+        group = only(groups("Tupe", state_dict, wanted), "Tupe")
+        values = {own: group[name] for own, name in names.items()}
+        if self.scoring is not None:
+            if self.cls_scores is None:
+                raise ValueError(
+                    'Tupe.from_reference: variant must be "author", with untie_cls, got '
+                    f"{self.variant!r} and {self.untie_cls}"
+                )
+            # Two rows are [CLS]'s: one that no offset has a use for, and one after all others.
+            last, unused = len(group[buckets]) - 1, len(group[buckets]) // 2
+            values["scoring.bucket_scores"] = group[buckets][:last].T
+            values["cls_scores"] = group[buckets][[unused, last]]
+        fill(self, values, "give the config the sizes of that model")
 
     def shared(self, places: Places) -> tuple[Logits, Scores | None]:
         """Return the positional logits and, where no token is untied, TUPE-R's score vector."""

@@ -5,6 +5,7 @@ vector that `tisa.attention` takes, `scores` any offsets, `matrix` the dense for
 band outside which nothing changes any more. Every line imports only from lines above it:
 
     base.py      what all of them do: vector, matrix, support, float32
+    published.py what checkpoints of their authors call their parameters
     tisa.py      radial-basis kernels: the paper
     tisa_v2.py   soft steps and a slope
     t5.py        learned buckets

@@ -10,7 +10,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -104,6 +104,10 @@ class ScoringFunction(nn.Module, ABC):
     def extra_repr(self) -> str:
         """Return what `print(module)` shows."""
         return f"num_attention_heads={self.num_attention_heads}"
+
+    def read_reference(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Take the weights of the authors' checkpoint; a function without any refuses."""
+        raise ValueError(f"{type(self).__name__}: its authors published no weights for it")
 
     @property
     def _dtype(self) -> torch.dtype:

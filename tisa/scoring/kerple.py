@@ -1,12 +1,14 @@
 """KERPLE: learned logarithmic and power decays with distance (Chi et al., NeurIPS 2022)."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch.nn.functional import softplus
 
 from tisa.scoring.base import ScoringFunction, head_parameter
+from tisa.scoring.published import at_least_float32, groups, only
 from tisa.shapes import Float, Int, Tensor
 
 
@@ -17,6 +19,9 @@ class _Kerple(ScoringFunction):
     the authors' code, where the parameters are r₁ and r₂ themselves and count as 0.01 below it.
     (That code writes the 0.01 back into the parameter; here the gradient passes, the value stays.)
     """
+
+    # What their code calls r₁ and r₂.
+    _reference: tuple[str, str]
 
     def __init__(
         self, num_attention_heads: int = 12, *, variant: Literal["paper", "author"] = "paper"
@@ -34,6 +39,24 @@ class _Kerple(ScoringFunction):
     @abstractmethod
     def reset_parameters(self) -> None:
         """Draw new initial values."""
+
+    @abstractmethod
+    def set_to(self, r1: Float[Tensor, " heads"], r2: Float[Tensor, " heads"]) -> None:
+        """Set r₁ and r₂; what is outside their range counts as its end."""
+
+    def read_reference(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Take the authors' `bias_a` and `bias_p`, (heads, 1, 1) each."""
+        name = type(self).__name__
+        group = only(groups(name, state_dict, self._reference), name)
+        r1, r2 = (group[key].reshape(-1) for key in self._reference)
+        if len(r1) != self.num_attention_heads or len(r2) != len(r1):
+            raise ValueError(
+                f"{name}.from_reference: the checkpoint must have {self.num_attention_heads} "
+                f"heads, got {len(r1)}"
+            )
+        if r1.dtype == torch.float64:
+            self.double()
+        self.set_to(at_least_float32(r1), at_least_float32(r2))
 
     @property
     def r1(self) -> Float[Tensor, " heads"]:
@@ -57,10 +80,11 @@ class KerpleLog(_Kerple):
     r₁ ~ U(0, 2), r₂ ~ U(0, 1) as in the authors' code, every head a slow decay of its own.
     """
 
+    _reference = ("bias_p", "bias_a")
+
     def reset_parameters(self) -> None:
         """Draw new initial values."""
-        with torch.no_grad():
-            self.set_to(torch.rand_like(self.raw_r1) * 2, torch.rand_like(self.raw_r2))
+        self.set_to(torch.rand_like(self.raw_r1) * 2, torch.rand_like(self.raw_r2))
 
     def set_to(self, r1: Float[Tensor, " heads"], r2: Float[Tensor, " heads"]) -> None:
         """Set r₁ and r₂; below 0.01 they count as 0.01."""
@@ -90,10 +114,11 @@ class KerplePower(_Kerple):
     as a Gaussian's.
     """
 
+    _reference = ("bias_a", "bias_p")
+
     def reset_parameters(self) -> None:
         """Draw new initial values."""
-        with torch.no_grad():
-            self.set_to(torch.rand_like(self.raw_r1), 2 * torch.rand_like(self.raw_r2))
+        self.set_to(torch.rand_like(self.raw_r1), 2 * torch.rand_like(self.raw_r2))
 
     def set_to(self, r1: Float[Tensor, " heads"], r2: Float[Tensor, " heads"]) -> None:
         """Set r₁ (below 0.01 it counts as 0.01) and r₂, which stays within 0 … 2."""

@@ -1,9 +1,12 @@
 """T5: one learned score per bucket of offsets (Raffel et al., JMLR 2020)."""
 
+from collections.abc import Mapping
+
 import torch
 from torch.nn.functional import embedding
 
 from tisa.scoring.base import Init, ScoringFunction, check_flags, check_init, head_parameter
+from tisa.scoring.published import fill, groups, only
 from tisa.shapes import Float, Int, Int32, Tensor
 
 
@@ -56,6 +59,18 @@ class T5Buckets(ScoringFunction):
             self.bucket_scores.normal_(0.0, 512**-0.5)
             if self.init == "zero":
                 self.bucket_scores.zero_()
+
+    def read_reference(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Take T5's table: mesh-tensorflow's (heads, buckets), or transformers' (buckets, heads).
+
+        An encoder's or a decoder's: a checkpoint of both has two.
+        """
+        name = "relative_attention_bias"
+        of_transformers = any(key.endswith(f"{name}.weight") for key in state_dict)
+        name = f"{name}.weight" if of_transformers else name
+        table = only(groups("T5Buckets", state_dict, (name,)), "T5Buckets")[name]
+        values = {"bucket_scores": table.T if of_transformers else table}
+        fill(self, values, "give its num_buckets and heads")
 
     def _bucket_starts(self) -> list[int]:
         """Return the distances at which the logarithmic buckets after the first one begin.

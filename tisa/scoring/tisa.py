@@ -6,7 +6,11 @@ from collections.abc import Mapping
 import torch
 
 from tisa.scoring.base import Init, ScoringFunction, check_init, head_parameter
+from tisa.scoring.published import at_least_float32, fill, groups, only
 from tisa.shapes import Float, Int, Int32, Tensor
+
+# What the author's code calls them.
+_REFERENCE = ("kernel_amplitudes", "kernel_sharpness", "kernel_offsets")
 
 
 class TISA(ScoringFunction):
@@ -54,15 +58,8 @@ class TISA(ScoringFunction):
         That code computes entry (i, j) as f(i − j − 1), mirrored and shifted against the paper;
         its tensors are (kernels, heads). The map is exact: a, b as they are, c = −(c_ref + 1).
         """
-        names = ("kernel_amplitudes", "kernel_sharpness", "kernel_offsets")
-        missing = [name for name in names if name not in state_dict]
-        if missing:
-            raise ValueError(
-                f"TISA.from_reference: state_dict must have {', '.join(names)}; "
-                f"{', '.join(missing)} missing, got {sorted(state_dict)}; "
-                "strip the prefix of the module that held them"
-            )
-        a, b, c = (state_dict[name].detach() for name in names)
+        group = only(groups("TISA", state_dict, _REFERENCE), "TISA")
+        a, b, c = (group[name] for name in _REFERENCE)
         if a.ndim != 2 or not a.shape == b.shape == c.shape:
             raise ValueError(
                 "TISA.from_reference: the three tensors must have one shape (kernels, heads), "
@@ -70,13 +67,20 @@ class TISA(ScoringFunction):
             )
         num_kernels, num_attention_heads = a.shape
         tisa = cls(num_attention_heads, num_kernels)
-        if a.dtype == torch.float64:
-            tisa.double()
-        with torch.no_grad():
-            tisa.kernel_amplitudes.copy_(a.T)
-            tisa.kernel_sharpness.copy_(b.T)
-            tisa.kernel_offsets.copy_(-(c.to(tisa.kernel_offsets.dtype).T + 1))
+        tisa.read_reference(group)
         return tisa.to(a.device)
+
+    def read_reference(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Take the weights of the author's published code, as `from_reference` does."""
+        group = only(groups("TISA", state_dict, _REFERENCE), "TISA")
+        a, b, c = (at_least_float32(group[name]).T for name in _REFERENCE)
+        values = {
+            "kernel_amplitudes": a,
+            "kernel_sharpness": b,
+            # Exact in float32: −(c + 1) of a bfloat16 would round.
+            "kernel_offsets": -(c + 1),
+        }
+        fill(self, values, "give its num_kernels and heads")
 
     def scores(self, offsets: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape"]:
         """Return f(k) of each offset for each head."""

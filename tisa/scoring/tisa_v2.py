@@ -1,10 +1,12 @@
 """TISA v2: soft steps and a fixed slope (the author of TISA, in a motion model, 2023)."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 
 from tisa.scoring.base import ScoringFunction, head_parameter
+from tisa.scoring.published import fill, groups, only
 from tisa.shapes import Float, Int, Tensor
 
 
@@ -66,6 +68,19 @@ class TISAv2(ScoringFunction):
             self.step_offsets.normal_(0.0, 15.0)
             self.step_widths.fill_(5.0)
             self.floors.fill_(1.0)
+
+    def read_reference(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Take the weights of the author's module; its views are arguments, not weights."""
+        names = {
+            "step_amplitudes": "amplitudes",
+            "step_offsets": "offsets",
+            "step_widths": "sharpness",
+        }
+        group = only(groups("TISAv2", state_dict, (*names.values(), "bias")), "TISAv2")
+        # (1, kernels, heads, 1, 1)
+        values = {own: group[name][0, :, :, 0, 0].T for own, name in names.items()}
+        values["floors"] = group["bias"][0, :, 0, 0]
+        fill(self, values, "give its num_kernels and heads")
 
     def slopes(self) -> Float[Tensor, " heads"]:
         """Return m of each head."""

@@ -1,6 +1,7 @@
 """A transformer in which any position method can be put by name.
 
 config.py          what a transformer is made of
+before.py          configs that were saved before a default changed
 cache.py           keys and values of the tokens so far
 forward_pass.py    where the tokens of a pass stand and what they may see; packed batches
 attention.py       attention with every hook of a position method
