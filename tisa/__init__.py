@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 
 from tisa.ops import attention
-from tisa.positions import Position, build_position
+from tisa.positions import Position, build_position, register
 from tisa.scoring import (
     TISA,
     ALiBi,
@@ -43,6 +43,7 @@ __all__ = [
     "TransformerConfig",
     "attention",
     "build_position",
+    "register",
 ]
 
 _ON_FIRST_USE = ("analysis", "hf")

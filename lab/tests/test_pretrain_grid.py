@@ -106,7 +106,8 @@ def test_a_loss_that_is_no_number_is_a_result(corpus_file, tmp_path):
 def test_a_method_that_is_none_is_told_before_anything_is_trained(corpus_file, tmp_path):
     found = command.lab(grid(corpus_file, tmp_path / "grid", "--position", "none,lemon"))
     assert found.exit_code == 2
-    assert "take one of" in found.stderr or "did you mean" in found.stderr
+    assert "--position must be among none, sinusoidal" in found.stderr
+    assert "got 'lemon'" in found.stderr
     assert not (tmp_path / "grid").exists()
 
 

@@ -85,7 +85,7 @@ def test_the_command(tmp_path, monkeypatch):
     assert (tmp_path / "new" / "probes.md").read_text(encoding="utf-8") == markdown(record)
     assert (tmp_path / "new" / "probes.png").stat().st_size > 10_000
     for wrong, message in (
-        (["--methods", "lemon"], "--methods: expected some of none"),
+        (["--methods", "lemon"], "--methods must be among none, "),
         (["--tasks", "guess"], "--tasks: expected some of find"),
         (["--steps", "0"], "--steps must be at least 1"),
         (["--length", "11"], "--length must be at least 12"),

@@ -6,7 +6,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch
 
 import tisa
 from tisa import store
+from tisa.positions import Chosen, described
 
 ROOT = Path(__file__).parents[2]
 DIRTY = "-dirty"
@@ -35,6 +36,11 @@ def surroundings(command: str, device: torch.device) -> dict[str, Any]:
         "machine": platform.machine(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
+
+
+def sources(methods: Iterable[Chosen]) -> dict[str, Any]:
+    """Return where the classes of methods came from that are none of the package, by label."""
+    return {one.label: source for one in methods if (source := described(one)) is not None}
 
 
 @cache

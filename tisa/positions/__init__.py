@@ -1,6 +1,8 @@
 """How position enters a transformer: every method by name, one small interface.
 
   base.py          the interface: hooks at every place where position can enter
+  sources.py       somebody's own class: run out of a file, and where it came from
+  naming.py        what a person calls a method, and which class that is
   from_scoring.py  methods that are a function of the offset: any function of `tisa/scoring/`
   published.py     weights that the authors of a method published, in our modules
   angles.py        what sinusoidal and rotary embeddings have in common
@@ -8,32 +10,17 @@
 `METHODS` names the others, and which function of the offset a name stands for.
 """
 
-import difflib
-import inspect
 from collections.abc import Mapping
-from importlib import import_module
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
+
+from torch import nn
 
 from tisa import scoring
+from tisa.positions import naming
 from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared, places_of
-
-
-class Method(NamedTuple):
-    """Where a method is, the options that its name stands for, and other defaults than its own."""
-
-    file: str
-    cls: str
-    options: Mapping[str, Any] = MappingProxyType({})
-    defaults: Mapping[str, Any] = MappingProxyType({})
-
-    def known(self, cls: type[Position]) -> set[str]:
-        """Return the names of the options that a user may give."""
-        names = set(inspect.signature(cls).parameters) - {"config", "options", *self.options}
-        if "function" in self.options:
-            names |= set(inspect.signature(self.options["function"]).parameters)
-            names -= {"num_attention_heads", *self.options["decoder"]}
-        return names
+from tisa.positions.naming import Chosen, Given, Method, described
+from tisa.positions.sources import Source
 
 
 def _of_offset(
@@ -43,8 +30,7 @@ def _of_offset(
     decoder: Mapping[str, Any] = MappingProxyType({}),
 ) -> Method:
     """Return the method that adds this function of the offset in every layer."""
-    fixed = {"function": function, "decoder": decoder}
-    return Method("from_scoring.py", "FromScoring", fixed, {"layers": layers})
+    return naming.of_offset(function, defaults={"layers": layers}, decoder=decoder)
 
 
 # The names, fixed here and nowhere else.
@@ -84,33 +70,67 @@ METHODS: dict[str, Method] = {
 }
 
 
-def build_position(name: str, config: PositionConfig) -> Position:
-    """Return the position method of that name, with `config.options` as its keyword arguments."""
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.5)
-        meant = f"did you mean {' or '.join(near)}? All: " if near else "take one of "
-        raise ValueError(
-            f"position must be the name of a method, got {name!r}; {meant}{', '.join(METHODS)}"
-        )
-    method = METHODS[name]
-    cls = getattr(import_module(f"tisa.positions.{method.file.removesuffix('.py')}"), method.cls)
+def build_position(position: Given, config: PositionConfig) -> Position:
+    """Return a position method, with `config.options` as its keyword arguments.
+
+    `position` is a name, a class, or "my_file.py:Class" (`tisa/positions/naming.py`); options that
+    stand in a name go before those of the config.
+    """
+    chosen = resolve(position)
+    method, options = chosen.method, {**config.options, **chosen.options}
+    cls = method.load()
     known = method.known(cls)
-    unknown = sorted(set(config.options) - known)
+    unknown = sorted(set(options) - known) if known is not None else []
     if unknown:
         raise ValueError(
-            f"options of position {name!r} must be among {', '.join(sorted(known)) or 'none'}, "
-            f"got {', '.join(unknown)}"
+            f"options of position {chosen.name!r} must be among "
+            f"{', '.join(sorted(known or ())) or 'none'}, got {', '.join(unknown)}"
         )
-    built: Position = cls(config, **method.options, **{**method.defaults, **config.options})
+    built: Position = cls(config, **method.options, **{**method.defaults, **options})
     return built
+
+
+def resolve(position: Given, *, what: str = "position") -> Chosen:
+    """Return the method that a person asked for, a file of theirs being run; or say what is wrong.
+
+    `what` is the argument that it was given as.
+    """
+    return naming.resolve(position, METHODS, what=what)
+
+
+def recalled(
+    name: str, told: Mapping[str, str] | None, given: Given | None = None, *, what: str = "position"
+) -> Given:
+    """Return what stands for the method that a saved model names, without running a file of it."""
+    return naming.recalled(name, told, given, METHODS, what=what)
+
+
+def register(name: str, cls: type[nn.Module]) -> None:
+    """Make a class known by a name in this process, wherever a position method is named.
+
+    tisa.register("mine", Mine)
+    model = tisa.Transformer(tisa.TransformerConfig(position="mine"))
+
+    The class is a `tisa.Position`, or a `tisa.ScoringFunction`, which becomes a position. A package
+    that is installed can say the same for good: by an entry point of the group `tisa.positions`.
+    """
+    naming.register(name, cls, METHODS)
 
 
 __all__ = [
     "METHODS",
+    "Chosen",
+    "Given",
+    "Method",
     "Places",
     "Position",
     "PositionConfig",
     "Prepared",
+    "Source",
     "build_position",
+    "described",
     "places_of",
+    "recalled",
+    "register",
+    "resolve",
 ]

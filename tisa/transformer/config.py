@@ -4,15 +4,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from tisa.positions import PositionConfig
+from tisa.positions import Given, PositionConfig, described, recalled, resolve
 from tisa.scoring.base import check_flags
+
+# Of plain values: where the class of the position method came from.
+SOURCE = "position_source"
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
     """Sizes and choices of a transformer; the defaults are BERT base with TISA.
 
-    `position` is a name from `tisa.positions.METHODS`, `position_options` its keyword arguments.
+    `position` is a name from `tisa.positions.METHODS`, a class of your own, or "my_file.py:Class"
+    (`tisa.positions.naming` has all forms), `position_options` its keyword arguments; what stands
+    here afterwards is the name or the class, and options in the name are among the others.
     `norm` is "pre" or "post". `share_layers` passes through one layer's weights
     `num_hidden_layers` times (ALBERT); positions still know which pass it is. `embedding_size`
     factorises the input embeddings (ALBERT). `is_causal` makes it a decoder.
@@ -25,7 +30,7 @@ class TransformerConfig:
     intermediate_size: int | None = None
     embedding_size: int | None = None
     max_position_embeddings: int = 512
-    position: str = "tisa"
+    position: Given = "tisa"
     position_options: Mapping[str, Any] = field(default_factory=dict)
     is_causal: bool = False
     norm: Literal["pre", "post"] = "pre"
@@ -36,8 +41,11 @@ class TransformerConfig:
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
+        chosen = resolve(self.position)
+        object.__setattr__(self, "position", chosen.position)
         # A copy: the caller may change its own for the next model, and this one is saved later.
-        object.__setattr__(self, "position_options", dict(self.position_options))
+        options = {**self.position_options, **chosen.options}
+        object.__setattr__(self, "position_options", options)
         check_flags("TransformerConfig", is_causal=self.is_causal, share_layers=self.share_layers)
         if self.norm not in ("pre", "post"):
             raise ValueError(f'norm must be "pre" or "post", got {self.norm!r}')
@@ -72,12 +80,27 @@ class TransformerConfig:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the config as plain values, for a JSON file."""
-        return asdict(self)
+        """Return the config as plain values, for a JSON file.
+
+        Of a method that is none of this package they say where its class came from.
+        """
+        chosen = resolve(self.position)
+        source = described(chosen)
+        more = {} if source is None else {SOURCE: source}
+        return {**asdict(self), "position": chosen.name, **more}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "TransformerConfig":
-        """Return the config of those values; an unknown name is an error."""
+    def from_dict(
+        cls, values: Mapping[str, Any], *, position: Given | None = None
+    ) -> "TransformerConfig":
+        """Return the config of those values; an unknown name is an error.
+
+        `position` is the class that the values name, where it is none of this package. Without it
+        the class is looked for among those that are imported or registered; its file is not run.
+        """
+        values = dict(values)
+        named = values.get("position", cls.position)
+        values["position"] = recalled(named, values.pop(SOURCE, None), position)
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from tisa.positions import Position, PositionConfig, build_position, places_of
+from tisa.positions import Given, Position, PositionConfig, build_position, places_of
 from tisa.scoring.base import check_flags
 from tisa.shapes import Bool, Float, Int, Int32, Tensor
 from tisa.transformer.attention import AttentionLayer
@@ -16,8 +16,9 @@ from tisa.transformer.forward_pass import begin
 class SelfAttention(nn.Module):
     """Multi-head self-attention with a position method of its own.
 
-    `position` is a name from `tisa.positions.METHODS`, its keyword arguments in
-    `position_options`; or a `Position` that several layers share, this one being number `layer`.
+    `position` is a name from `tisa.positions.METHODS`, a class of your own or "my_file.py:Class",
+    its keyword arguments in `position_options`; or a `Position` that several layers share, this one
+    being number `layer`.
     Layers that share a position may share a cache too; the others need one each.
 
     A method that enters at the input embeddings enters at this layer's input if it was given by
@@ -29,7 +30,7 @@ class SelfAttention(nn.Module):
         hidden_size: int,
         num_attention_heads: int,
         *,
-        position: str | Position = "tisa",
+        position: Given | Position = "tisa",
         position_options: Mapping[str, Any] | None = None,
         layer: int = 0,
         is_causal: bool = False,
@@ -38,11 +39,11 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_flags("SelfAttention", is_causal=is_causal)
-        self.embeds = isinstance(position, str)
-        if isinstance(position, str):
+        self.embeds = not isinstance(position, Position)
+        if not isinstance(position, Position):
             if layer != 0:
                 raise ValueError(
-                    f"SelfAttention: layer must be 0 where position is a name, got {layer}; it "
+                    f"SelfAttention: layer must be 0 where position is no module, got {layer}; it "
                     "says which layer this is of those that share a position: pass the Position"
                 )
             config = PositionConfig(

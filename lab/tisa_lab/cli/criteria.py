@@ -22,7 +22,7 @@ def command(
     Examples: `tisa-lab criteria`, `tisa-lab criteria --methods tisa,rotary --out table1`
 
     Args:
-        methods: Methods, with commas between them; by default all.
+        methods: Methods, by name or as my_file.py:Class, with commas between them; by default all.
         out: Folder for index.html, criteria.md, .json and .png.
         seed: Of the random parameters and contents.
         variations: Again with other random numbers and sizes.

@@ -26,7 +26,7 @@ def command(
     `tisa-lab probes --methods tisa,near-far,rotary --tasks find,order --out p`
 
     Args:
-        methods: Position methods, by name.
+        methods: Position methods, by name or as my_file.py:Class.
         tasks: Tasks, by name.
         config: Sizes and recipe.
         out: Folder for probes.json, probes.md and probes.png.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tisa.packages import device_named
-from tisa.positions import METHODS
+from tisa.positions import METHODS, resolve
 from tisa_lab.criteria import (
     data_driven,
     efficient,
@@ -21,7 +21,7 @@ from tisa_lab.criteria.measurement import RULES, Measurement
 from tisa_lab.criteria.paper import CRITERIA, TABLE_1, claims, row_name
 from tisa_lab.criteria.sensitivity import compared, sensitivity_of, variations
 from tisa_lab.criteria.settings import Settings
-from tisa_lab.record import surroundings
+from tisa_lab.record import sources, surroundings
 
 MEASURES: dict[str, Callable[[str, Settings], Measurement]] = {
     "inductive": inductive.measure,
@@ -34,13 +34,15 @@ MEASURES: dict[str, Callable[[str, Settings], Measurement]] = {
 
 
 def ordered(methods: Sequence[str] | None = None) -> list[str]:
-    """Return those methods (by default all), the rows of Table 1 first, or refuse a name."""
+    """Return those methods (by default all), the rows of Table 1 first, or refuse one.
+
+    Methods of somebody's own, and those with options, come last.
+    """
     asked = list(METHODS) if methods is None else list(methods)
-    unknown = sorted(set(asked) - set(METHODS))
-    if unknown:
-        raise ValueError(f"methods must be among {', '.join(METHODS)}, got {', '.join(unknown)}")
+    for name in asked:
+        resolve(name, what="methods")
     rows = [name for name, _ in TABLE_1.values() if name in asked]
-    return rows + [name for name in METHODS if name in asked and name not in rows]
+    return list(dict.fromkeys([*rows, *(name for name in METHODS if name in asked), *asked]))
 
 
 def run(
@@ -68,6 +70,7 @@ def run(
         "cpu_seconds": round(busy, 1),
         "settings": asdict(settings),
         "agreement": agreement(rows),
+        "sources": sources(resolve(method) for method in names),
         "rows": rows,
         "sensitivity": sensitivity_of(measured, settings),
         "variations": {
@@ -116,8 +119,8 @@ def agreement(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def _row(method: str, cells: dict[str, Measurement], settings: Settings) -> dict[str, Any]:
     claimed = claims().get(method, {})
     return {
-        "method": method,
-        "row": row_name(method),
+        "method": resolve(method).label,
+        "row": row_name(resolve(method).label),
         "cells": {
             criterion: {
                 "mark": RULES[criterion].mark(cell, RULES[criterion].used(settings)),

@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tisa.packages import device_named
+from tisa.positions import resolve
 from tisa.store import read_json
 from tisa.transformer import LanguageModel, load
 from tisa_lab.extrapolation.windows import Mode, Window, long_documents, windows_of
@@ -43,6 +44,7 @@ def extrapolated(
     split: Split = "blank",
     text_column: str = "text",
     bf16: bool = False,
+    position: tuple[str, ...] = (),
     device: str | None = None,
     command: str = "",
     progress: Callable[[str], None] = lambda line: None,
@@ -62,6 +64,7 @@ def extrapolated(
         split: What ends a document in a text file: a blank line, any line, the file.
         text_column: Of Parquet files.
         bf16: Products in bfloat16.
+        position: Methods of your own that runs were trained with, as my_file.py:Class.
         device: By default a GPU where there is one.
         command: For the record.
         progress: Told a line for each length and mode.
@@ -75,6 +78,9 @@ def extrapolated(
     if stride < 1:
         raise ValueError(f"stride must be at least 1, got {stride}")
     place = device_named(device)
+    # Known from here on: a saved model's own word is no reason to run a file.
+    for name in position:
+        resolve(name)
     # What is wrong with any of them is said before the first is measured.
     loaded = [run_folder(folder) for folder in runs]
     tokenizer = None if Path(data).is_dir() else str(runs[0] / MODEL)

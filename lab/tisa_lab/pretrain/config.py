@@ -1,6 +1,5 @@
 """Everything that a run's result depends on, and how the run is carried out: frozen, checked."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -9,8 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from tisa.positions import build_position
+from tisa.positions import Given, build_position, described, recalled, resolve
 from tisa.transformer import TransformerConfig
+from tisa.transformer.config import SOURCE
 
 Objective = Literal["mlm", "causal"]
 # In the folder of a grid: a line for each finished run.
@@ -135,7 +135,7 @@ class PretrainConfig(Recipe):
     """One run: a recipe, a position method, a rate and a seed.
 
     Args:
-        position: The position method, by name.
+        position: The position method: a name, a class, or my_file.py:Class.
         position_options: Its arguments, as in {"layers": "shared"}.
         learning_rate: The peak.
         scores_learning_rate: Of scores of the offset, which do not decay; by default ten times the
@@ -143,7 +143,7 @@ class PretrainConfig(Recipe):
         seed: Of weights, order and masks.
     """
 
-    position: str = "tisa"
+    position: Given = "tisa"
     position_options: Mapping[str, Any] = field(default_factory=dict)
     learning_rate: float = 1e-3
     scores_learning_rate: float | None = None
@@ -154,6 +154,11 @@ class PretrainConfig(Recipe):
         _above_0(self, "learning_rate")
         # Nobody else would refuse a negative one: the scores would be trained uphill.
         _not_negative(self, "scores_learning_rate")
+        chosen = resolve(self.position)
+        # A class in a file stays its file: other processes run it again.
+        object.__setattr__(self, "position", chosen.given)
+        options = {**self.position_options, **chosen.options}
+        object.__setattr__(self, "position_options", options)
         # Says what is wrong with sizes, the method's name or its options, without a tokenizer,
         # memory or random numbers.
         with torch.device("meta"):
@@ -185,14 +190,20 @@ class PretrainConfig(Recipe):
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for a JSON file."""
-        return {**asdict(self), "lengths": [list(pair) for pair in self.lengths]}
+        """Return plain values, for a JSON file; of a class of somebody's, where it came from."""
+        chosen = resolve(self.position)
+        source = described(chosen)
+        more = {} if source is None else {SOURCE: source}
+        lengths = [list(pair) for pair in self.lengths]
+        return {**asdict(self), "lengths": lengths, "position": chosen.name, **more}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "PretrainConfig":
-        """Return the config of those values."""
-        lengths = tuple(Length(int(length), float(part)) for length, part in values["lengths"])
-        return cls(**{**values, "lengths": lengths})
+        """Return the config of those values; no file is run that they name."""
+        values = dict(values)
+        values["lengths"] = tuple(Length(int(n), float(part)) for n, part in values["lengths"])
+        values["position"] = recalled(values["position"], values.pop(SOURCE, None))
+        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -258,8 +269,8 @@ class Grid(Recipe):
     """One recipe with several position methods, rates and seeds.
 
     Args:
-        position: The position method, by name; several with commas. Options follow after colons,
-            as in tisa:layers=shared.
+        position: The position method, by name or as my_file.py:Class; several with commas. Options
+            follow after colons, as in tisa:layers=shared.
         position_options: Options of all methods, as in '{"layers": "shared"}'.
         learning_rate: The peak; several with commas.
         scores_learning_rate: Of scores of the offset; by default ten times the other.
@@ -286,30 +297,14 @@ class Grid(Recipe):
         seeds = range(self.seed, self.seed + self.seeds)
         made = []
         for seed, rate, name in product(seeds, rates, names):
-            method, options = _method(name)
             made.append(
                 PretrainConfig(
                     **recipe,
-                    position=method,
-                    position_options=self.position_options | options,
+                    position=name,
+                    position_options=self.position_options,
                     learning_rate=rate,
                     scores_learning_rate=self.scores_learning_rate,
                     seed=seed,
                 )
             )
         return made
-
-
-def _method(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options of a method that is written as name:option=value."""
-    name, *parts = text.split(":")
-    options: dict[str, Any] = {}
-    for part in parts:
-        option, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(f"position: expected a method as name:option=value, got {text!r}")
-        try:
-            options[option] = json.loads(value)
-        except ValueError:
-            options[option] = value
-    return name, options

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from tisa.packages import device_named, needed
 from tisa.parameters import grouped, of_scoring
-from tisa.positions import build_position
+from tisa.positions import build_position, resolve
 from tisa.positions.from_scoring import FromScoring
 from tisa.scoring import ScoringFunction
 from tisa.shapes import Float, Int, Int32, Tensor
@@ -264,8 +264,8 @@ def plan(config: PretrainConfig, corpus: Corpus, settings: RunSettings) -> list[
     others = sum(p.numel() for p in model.parameters()) - positional
     chunk = next(corpus.chunks(Place()))
     lines = [
-        f"{config.objective}, {config.position}: {others:,} parameters and {positional:,} of the "
-        "position method",
+        f"{config.objective}, {resolve(config.position).name}: {others:,} parameters and "
+        f"{positional:,} of the position method",
         f"tokenizer {corpus.vocabulary.name}: {corpus.vocabulary.size:,} tokens",
     ]
     flops = 0.0

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tisa.packages import needed
 from tisa.store import Lines, read_json, write_bytes
 from tisa.store.seals import line
+from tisa.transformer.config import SOURCE
 from tisa_lab.record import picture
 
 # Of a run whose record is damaged.
@@ -135,7 +136,7 @@ def groups_of(records: list[dict[str, Any]]) -> list[Group]:
 def _recipe(record: dict[str, Any]) -> dict[str, Any]:
     """Return what runs in one table have in common: all but method, seed and schedule."""
     config = record["config"]
-    own = ("position", "position_options", "seed", "lengths")
+    own = ("position", "position_options", SOURCE, "seed", "lengths")
     # Validation rows are as long as the last phase's.
     recipe = {"last length": config["lengths"][-1][0]}
     recipe |= {name: value for name, value in config.items() if name not in own}

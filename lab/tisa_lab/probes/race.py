@@ -10,10 +10,10 @@ from torch.nn.functional import cross_entropy
 
 from tisa.packages import device_named
 from tisa.parameters import grouped, of_scoring
-from tisa.positions import METHODS
+from tisa.positions import resolve
 from tisa.transformer import LanguageModel, TransformerConfig
 from tisa_lab.probes.tasks import NO_ANSWER, OFFSET, TASKS, VOCABULARY
-from tisa_lab.record import surroundings
+from tisa_lab.record import sources, surroundings
 
 RACERS = ("none", "absolute", "sinusoidal", "rotary", "t5", "alibi", "kerple-log", "tisa",
           "tisa-v2", "near-far")  # fmt: skip
@@ -73,28 +73,31 @@ def run_race(
 ) -> dict[str, Any]:
     """Return the record: accuracy of each method, task and length; a name given twice runs once."""
     place = device_named(device)
-    for name, given, known in (("methods", methods, METHODS), ("tasks", tasks, TASKS)):
-        unknown = [one for one in given if one not in known]
-        if unknown or not given:
-            raise ValueError(
-                f"{name}: expected some of {', '.join(known)}, got {', '.join(unknown) or 'none'}"
-            )
+    chosen = {method: resolve(method, what="methods") for method in methods}
+    unknown = [task for task in tasks if task not in TASKS]
+    if unknown or not tasks:
+        raise ValueError(
+            f"tasks: expected some of {', '.join(TASKS)}, got {', '.join(unknown) or 'none'}"
+        )
+    if not methods:
+        raise ValueError("methods must be one or more, got none")
     rows = []
     for task in dict.fromkeys(tasks):
         for method in dict.fromkeys(methods):
             progress(method, task)
-            rows.append({"method": method, "task": task} | run(config, method, task, place))
+            found = run(config, method, task, place)
+            rows.append({"method": chosen[method].label, "task": task} | found)
     return {
         "kind": "probes",
         "config": asdict(config),
         "rows": rows,
+        "sources": sources(chosen.values()),
         "surroundings": surroundings(command, place),
     }
 
 
 def run(config: ProbeConfig, method: str, task: str, device: torch.device) -> dict[str, Any]:
     """Return accuracy by length, the last loss and the time of one model and one task."""
-    assert method in METHODS
     began = time.monotonic()
     torch.manual_seed(config.seed)
     model = LanguageModel(
