@@ -41,7 +41,7 @@ class TisaTransformerConfig(PreTrainedConfig):
         format: int = FORMAT,
         **kwargs: Any,
     ) -> None:
-        values = TransformerConfig(**as_meant(config or {}, format))
+        values = TransformerConfig.from_dict(as_meant(config or {}, format))
         self.config = values.to_dict()
         self.model, self.format = model, FORMAT
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tisa.packages import needed
+from tisa.positions import Given
 from tisa.store import (
     MANIFEST,
     Damaged,
@@ -65,8 +66,21 @@ def save(model: nn.Module, folder: str | Path) -> None:
     seal_folder(folder, KIND, {"model": written["model"]}, (WEIGHTS, CONFIG))
 
 
-def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Transformer | LanguageModel:
-    """Return the model that was saved in a folder, with its weights, in evaluation mode."""
+def load(
+    folder: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    position: Given | None = None,
+) -> Transformer | LanguageModel:
+    """Return the model that was saved in a folder, with its weights, in evaluation mode.
+
+    Args:
+        folder: what `save` wrote.
+        device: where it is to compute.
+        position: the class of its position method where that is none of this package: the class, or
+            "my_file.py:Class". A class that is imported or registered is found without. The folder
+            says where the class came from, and no file is run because a folder names it.
+    """
     folder = Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
@@ -92,7 +106,7 @@ def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Transform
     refuse_links(folder)
     files = (folder / WEIGHTS,)
     state = Checkpoint(folder.name, written, Tensors(files), folder, files).tensors
-    config = TransformerConfig.from_dict(as_meant(values, format_))
+    config = TransformerConfig.from_dict(as_meant(values, format_), position=position)
     # Without memory: a size that the weights do not bear out takes none.
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         expected = MODELS[kind](config).state_dict()
