@@ -347,6 +347,18 @@ def damages(readable: Readable, each: int, drawn: int) -> Iterator[Try]:
             yield Try(read.name, FOREIGN, 0, str(file))
 
 
+def bits_of(drawn: int) -> dict[str, int]:
+    """Return how many of the bits are drawn from the files of each read: that many in all.
+
+    A campaign in parts draws of each what a whole one draws.
+    """
+    shares, made, given = sum(read.share for read in READS), {}, 0
+    for n, read in enumerate(READS, 1):
+        upto = round(drawn * sum(one.share for one in READS[:n]) / shares)
+        made[read.name], given = upto - given, upto
+    return made
+
+
 def import_what_is_used(shop: Workshop, steps: list[Action]) -> None:
     """Import what all of this imports, so that no forked process has to."""
     names = shop.place / "modules"
@@ -412,12 +424,12 @@ def main() -> int:
     _SHOP, _READY = Workshop(place), {}
     prepared(given.only)
     todo: list[Try] = []
-    shares = sum(one.read.share for one in _READY.values() if isinstance(one, Readable))
+    drawn = bits_of(given.drawn)
     for one in _READY.values():
         if isinstance(one, Ready):
             todo += tries(one, given.most, given.seconds)
         else:
-            todo += damages(one, given.each, round(given.drawn * one.read.share / shares))
+            todo += damages(one, given.each, drawn[one.read.name])
     # Where time is short, some of everything.
     random.Random(0).shuffle(todo)
     _END = time.monotonic() + 60 * given.minutes
@@ -434,6 +446,7 @@ def main() -> int:
         "about": [about(given)],
         "commands": described(),
         "found": table(found),
+        "not begun": dict(Counter(x.tried.what for x in found if x.outcome == "not begun")),
     }
     if given.out.is_file():
         record = joined(json.loads(given.out.read_text()), record)
@@ -446,16 +459,25 @@ def main() -> int:
 
 def joined(before: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
     """Return the record of a campaign in parts: what was run again stands for what was before."""
-    again = {what for row in record["found"].values() for what in row}
+    again = {what for one in record["about"] for what in one["parts"]}
+
+    def kept(row: dict[str, Any]) -> dict[str, Any]:
+        return {what: value for what, value in row.items() if what not in again}
+
+    faults = before["found"] | record["found"]
     found = {
-        fault: {w: cell for w, cell in before["found"].get(fault, {}).items() if w not in again}
-        | record["found"].get(fault, {})
-        for fault in before["found"] | record["found"]
+        fault: kept(before["found"].get(fault, {})) | record["found"].get(fault, {})
+        for fault in faults
     }
+    earlier = [
+        one | {"parts": [part for part in one["parts"] if part not in again]}
+        for one in before["about"]
+    ]
     return {
-        "about": before["about"] + record["about"],
+        "about": [one for one in earlier if one["parts"]] + record["about"],
         "commands": before["commands"] | record["commands"],
         "found": {fault: row for fault, row in found.items() if row},
+        "not begun": kept(before["not begun"]) | record["not begun"],
     }
 
 
@@ -464,7 +486,8 @@ def about(given: argparse.Namespace) -> dict[str, Any]:
     from tisa_lab.record import surroundings
 
     asked = {name: value for name, value in vars(given).items() if name != "out"}
-    return surroundings("tests/faults/campaign.py", torch.device("cpu")) | {"options": asked}
+    where = surroundings("tests/faults/campaign.py", torch.device("cpu"))
+    return where | {"options": asked, "parts": list(_READY)}
 
 
 def described() -> dict[str, dict[str, Any]]:

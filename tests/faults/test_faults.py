@@ -17,7 +17,8 @@ import torch
 
 import disk
 import shim
-from flips import classes
+from campaign import bits_of, joined
+from flips import READS, classes
 from tisa import store
 from tisa.cli import PROGRAM
 from tisa.store.repair import repaired
@@ -200,6 +201,40 @@ def test_a_disk_keeps_what_was_flushed(tmp_path):
     do("create", "a/b", "", 0, b"")
     do("exchange", "a", "old", 0, b"")
     assert left() == [{"old": b"new"}, *[{"a": b"new", "old": None, "old/b": b""}] * 2]
+
+
+def part(found, not_begun=(), commit="1"):
+    names = list(dict.fromkeys([*(what for row in found.values() for what in row), *not_begun]))
+    return {"about": [{"commit": commit, "parts": names}],
+            "commands": {name: {"write": int(commit)} for name in names},
+            "found": found, "not begun": dict(not_begun)}  # fmt: skip
+
+
+def test_parts_of_a_campaign_are_joined_and_what_is_run_again_stands():
+    first = part(
+        {"read": {"a": {"lost": 1}, "b": {"detected": 2}}, "write": {"a": {"detected": 3}}},
+        {"b": 7},
+    )
+    # The fault "write" was not met again, so that nothing of the first part's may stay.
+    second = part({"read": {"a": {"detected": 4}}, "sync": {"c": {"harmless": 1}}}, {"a": 1}, "2")
+    found = joined(first, second)
+    assert found["found"] == {
+        "read": {"a": {"detected": 4}, "b": {"detected": 2}}, "sync": {"c": {"harmless": 1}},
+    }  # fmt: skip
+    assert found["not begun"] == {"b": 7, "a": 1}
+    assert [(one["commit"], one["parts"]) for one in found["about"]] == [
+        ("1", ["b"]), ("2", ["a", "c"]),
+    ]  # fmt: skip
+    assert {n: one["write"] for n, one in found["commands"].items()} == {"a": 2, "b": 1, "c": 2}
+    third = part({"read": {"b": {"detected": 1}}}, (), "3")
+    assert [one["commit"] for one in joined(found, third)["about"]] == ["2", "3"]
+
+
+def test_bits_are_drawn_in_parts_as_in_the_whole():
+    drawn = bits_of(1000)
+    assert drawn.keys() == {read.name for read in READS}
+    assert sum(drawn.values()) == 1000
+    assert min(drawn.values()) > 0
 
 
 @pytest.mark.full
