@@ -43,6 +43,7 @@ from trial import Answer, Leaves, Reference, answer, begun, ended, leaves, match
 
 FAULTS = {fault.name: fault for fault in shim.FAULTS}
 POWER = {f"power cut, lost is {loss}": loss for loss in disk.LOSSES}
+ENDED = "power cut after its end"
 WRITERS, CLOCK, FOREIGN = "two writers at once", "a clock that goes backwards", "a foreign file"
 FLIP = "a flipped bit: "
 
@@ -225,6 +226,18 @@ def cut_power(shop: Workshop, ready: Ready, tried: Try) -> tuple[str, str]:
     return judge(shop, ready, folder, None)
 
 
+def cut_power_after(shop: Workshop, ready: Ready, tried: Try) -> tuple[str, str]:
+    """Leave what a disk has after a power cut when the command said that it was done."""
+    there = disk.Disk(ready.inputs)
+    for step in ready.steps:
+        there.do(step)
+    folder = shop.fresh(None)
+    folder.rmdir()
+    disk.write(there.after(disk.LOSSES[tried.k]), folder)
+    other = ready.reference.differences(leaves(folder, ready.command.result))
+    return ("lost", f"not on the disk: {other[:3]}") if other else ("harmless", "")
+
+
 def write_twice(shop: Workshop, ready: Ready, tried: Try) -> tuple[str, str]:
     """Start a second writer some tenths of the command's time after the first."""
     folder = shop.fresh(ready.inputs)
@@ -283,7 +296,7 @@ _READY: dict[str, Any]
 _END: float
 _DO = {
     **dict.fromkeys(FAULTS, fail), **dict.fromkeys(POWER, cut_power),
-    WRITERS: write_twice, CLOCK: turn_back_clock, FOREIGN: swap,
+    ENDED: cut_power_after, WRITERS: write_twice, CLOCK: turn_back_clock, FOREIGN: swap,
 }  # fmt: skip
 
 
@@ -316,6 +329,7 @@ def tries(ready: Ready, most: int, seconds: float) -> Iterator[Try]:
     for fault in POWER:
         for k in spread(len(moments := changes(ready, POWER[fault])), most):
             yield Try(name, fault, moments[k - 1])
+    yield from (Try(name, ENDED, loss) for loss in range(len(disk.LOSSES)))
     for tenths in (0, 3, 6)[: max(1, most // 2)]:
         yield Try(name, WRITERS, tenths)
     yield Try(name, CLOCK)
