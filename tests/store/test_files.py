@@ -171,6 +171,14 @@ def test_new_folders_are_on_the_disk(tmp_path, monkeypatch):
     assert flushed == [tmp_path, tmp_path / "a"]
 
 
+def test_a_lock_in_a_new_folder_leaves_no_name_that_is_not_on_the_disk(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(files, "flush", flushed.append)
+    with files.locked(tmp_path / "run" / "grid" / ".lock"):
+        pass
+    assert flushed == [tmp_path, tmp_path / "run"]
+
+
 def test_a_folder_that_cannot_take_its_name_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "out"
     path.mkdir()

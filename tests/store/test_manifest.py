@@ -6,6 +6,7 @@ import os
 import pytest
 
 from tisa import store
+from tisa.store import files, seals
 from tisa.store.seals import BLOCK
 
 KIND, IDENTITY = "test folder", {"config": {"steps": 3}, "seed": 0}
@@ -92,3 +93,15 @@ def test_a_file_that_cannot_be_read_is_damage(folder, monkeypatch):
     monkeypatch.setattr("hashlib.file_digest", broken)
     with pytest.raises(store.Damaged, match=r"state.json could not be read .Input/output error."):
         store.check_folder(folder, KIND)
+
+
+def test_what_is_sealed_is_on_the_disk_before_the_manifest(tmp_path, monkeypatch):
+    made = tmp_path / "made"
+    (made / "inner").mkdir(parents=True)
+    for name in ("a", "inner/b"):
+        (made / name).write_text("x")
+    flushed = []
+    monkeypatch.setattr(seals, "flush", lambda path: flushed.append(path) or real(path))
+    real = files.flush
+    store.seal_folder(made, "thing", {})
+    assert {made / "a", made / "inner/b", made, made / "inner", tmp_path} == set(flushed)

@@ -259,7 +259,7 @@ def locked(path: str | Path, *, wait: bool = True) -> Iterator[bool]:
     Without `wait` a lock that somebody else has is not waited for, and False is yielded.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     lock = FileLock(path, mode=0o666)
     try:
         lock.acquire(timeout=-1 if wait else 0)

@@ -240,8 +240,15 @@ class Manifest:
 def seal_folder(
     folder: Path, kind: str, identity: Mapping[str, Any], names: Iterable[str] | None = None
 ) -> None:
-    """Write the manifest of a folder: of these files, or of all in it that are not hidden."""
+    """Write the manifest of a folder: of these files, or of all in it that are not hidden.
+
+    They are on the disk first, as the folder's own name is: libraries leave that to the system.
+    """
     names = sorted(_names(folder) if names is None else names)
+    for name in names:
+        flush(folder / name)
+    for part in {(folder / name).parent for name in names} | {folder.absolute().parent}:
+        flush(part)
     # Hashing lets go of Python's lock: two files at a time.
     with ThreadPoolExecutor(2) as pool:
         files = dict(zip(names, pool.map(lambda name: _sums(folder / name), names), strict=True))

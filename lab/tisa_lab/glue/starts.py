@@ -172,7 +172,6 @@ class _Making:
         if self.folder is None:
             return self.made(cell)
         key = start_key(cell, self.model, self.train)
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{key}.safetensors"
         # Who comes second waits for the first, and takes what it made.
         with locked(path.with_suffix(".lock")):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tisa.store import make_folder
 from tisa_lab.executors import InProcess, Place
 from tisa_lab.pretrain.checkpoints import check_run, differences
 from tisa_lab.pretrain.config import PretrainConfig, RunSettings
@@ -110,7 +111,7 @@ class Work:
         """Return the record, or None where the run was told to stop."""
         corpus, valid, save_tokenizer = self.corpora()
         folder = self.out / job.key
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with open(folder / "log.txt", "a", encoding="utf-8") as file:
             record = run(
                 job.config, corpus, folder, valid=valid, settings=self.settings, view=Lines(file),

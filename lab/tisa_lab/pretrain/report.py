@@ -304,7 +304,6 @@ def grams(tables: Mapping[str, npt.NDArray[np.floating]]) -> Any:
 
 def write_figures(groups: Sequence[Group], folder: Path, out: Path) -> list[Path]:
     """Write every figure that the runs in `folder` allow; return their files."""
-    out.mkdir(parents=True, exist_ok=True)
     found = {"loss": loss_curves(groups)}
     if any(g.records[0]["evaluations"][-1].get("position") for g in groups):
         found["toeplitz"] = toeplitz_over_time(groups)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from tisa.packages import needed
-from tisa.store import told, write_text
+from tisa.store import make_folder, told, write_text
 
 FILE = "tokenizer.tisa.json"
 Split = Literal["blank", "line", "file"]
@@ -270,7 +270,7 @@ class SentencePiece:
 
     def save(self, folder: Path) -> None:
         """Copy the model's file."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         if (folder / "spiece.model").resolve() != self.path.resolve():
             shutil.copyfile(self.path, folder / "spiece.model")
         _write(folder, {"kind": "sentencepiece"})
