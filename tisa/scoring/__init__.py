@@ -1,9 +1,11 @@
 """Scoring functions f_θ(k): integer offsets k = key − query in, scores per head out.
 
-Each is a small module with the same four methods (`base.ScoringFunction`): `forward` gives the
+Each is a small module with the same five methods (`base.ScoringFunction`): `forward` gives the
 vector that `tisa.attention` takes, `scores` any offsets, `matrix` the dense form, `support` the
-band outside which nothing changes any more. Every line imports only from lines above it:
+band outside which nothing changes any more, `parabola_support` that outside which parabolas do.
+Every line imports only from lines above it:
 
+    parabolas.py three values of a curve in place of a stretch of it
     base.py      what all of them do: vector, matrix, support, float32
     published.py what checkpoints of their authors call their parameters
     tisa.py      radial-basis kernels: the paper

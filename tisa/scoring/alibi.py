@@ -5,7 +5,7 @@ import math
 import torch
 
 from tisa.scoring.base import ScoringFunction
-from tisa.shapes import Float, Int, Tensor
+from tisa.shapes import Float, Int, Int32, Tensor
 
 
 class ALiBi(ScoringFunction):
@@ -33,3 +33,8 @@ class ALiBi(ScoringFunction):
     def support(self, eps: float) -> None:
         """Return None: the tail falls for ever."""
         return None
+
+    def parabola_support(self, eps: float, reach: int) -> Int32[Tensor, "heads 2"]:
+        """Return the query's own place: on either side of it the scores are a line."""
+        heads, device = self.num_attention_heads, self._place.device
+        return torch.zeros(heads, 2, dtype=torch.int32, device=device)

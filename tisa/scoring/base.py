@@ -5,6 +5,8 @@
   In bfloat16 the offsets above 256 would collapse into each other.
 - `support(eps)` bounds the score *and its derivative by every parameter*, so that an attention
   kernel which skips the offsets outside the band still trains every parameter.
+- `parabola_support(eps, reach)` says from where on the curve is as good as a parabola over short
+  stretches, for functions whose tails never become constant.
 - Where there is a choice of initial values it is an argument, `init`; every class says what its
   scores are at step 0.
 """
@@ -65,6 +67,18 @@ class ScoringFunction(nn.Module, ABC):
         a head whose parameters are not finite (a training that diverged) is not refused, its band
         is everything.
         """
+
+    def parabola_support(self, eps: float, reach: int) -> Int32[Tensor, "heads 2"] | None:
+        """Return each head's band outside which parabolas stand for the curve, or None.
+
+        On either side, wherever all offsets from c − reach to c + reach lie outside of the band,
+        the parabola through three of the values there (`scoring.parabolas`) is within `eps` of the
+        score, and that of its derivative by a parameter within `eps` or, where derivatives are
+        larger than 1, within `eps` of the largest. Computed as `support` is.
+
+        What is within eps/4 of a constant is: the three values lift an error by at most 2.4.
+        """
+        return self.support(eps / 4)
 
     def band(self, dtype: torch.dtype) -> Int32[Tensor, "heads 2"] | None:
         """Return the band for `tisa.attention` with inputs of that dtype.

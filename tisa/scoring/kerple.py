@@ -8,8 +8,9 @@ import torch
 from torch.nn.functional import softplus
 
 from tisa.scoring.base import ScoringFunction, head_parameter
+from tisa.scoring.parabolas import bend
 from tisa.scoring.published import at_least_float32, groups, only
-from tisa.shapes import Float, Int, Tensor
+from tisa.shapes import Float, Int, Int32, Tensor
 
 
 class _Kerple(ScoringFunction):
@@ -72,6 +73,11 @@ class _Kerple(ScoringFunction):
         """Return what `print(module)` shows."""
         return f"{super().extra_repr()}, variant={self.variant!r}"
 
+    def _around(self, distance: Float[Tensor, " heads"]) -> Int32[Tensor, "heads 2"]:
+        """Return the bands that reach so far to both sides; everything where that is no number."""
+        distance = distance.clamp_min(0).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        return self._bands(-distance, distance)
+
 
 class KerpleLog(_Kerple):
     """KERPLE's logarithmic kernel: f(k) = −r₁·log(1 + r₂·|k|), r₁, r₂ > 0 learned per head.
@@ -104,6 +110,18 @@ class KerpleLog(_Kerple):
         distance = self._distances(offsets).abs().reshape(-1)
         flat = -self.r1.unsqueeze(-1) * torch.log1p(self.r2.unsqueeze(-1) * distance)
         return flat.reshape(self.num_attention_heads, *offsets.shape)
+
+    def parabola_support(self, eps: float, reach: int) -> Int32[Tensor, "heads 2"]:
+        """Return how far out the third derivatives are too large.
+
+        With u = 1 + r₂k those of the score and of its derivative by r₂ are 2r₁r₂³/u³ and 6r₁r₂²/u⁴;
+        by `raw_r1` it is no larger than the score's, by `raw_r2` it is the latter times 1 − e^−r₂.
+        """
+        with torch.no_grad():
+            limit, r1, r2 = eps / bend(reach), self.r1, self.r2.clamp_min(1e-20)
+            score = (2 * r1 / limit) ** (1 / 3)
+            rate = (6 * r1 / limit * -torch.expm1(-r2)) ** 0.25 / r2.sqrt()
+            return self._around(torch.maximum(score, rate) - 1 / r2)
 
 
 class KerplePower(_Kerple):
@@ -140,6 +158,20 @@ class KerplePower(_Kerple):
         power = distance.clamp_min(1) ** self.r2.unsqueeze(-1)
         flat = -self.r1.unsqueeze(-1) * torch.where(distance > 0, power, 0.0)
         return flat.reshape(self.num_attention_heads, *offsets.shape)
+
+    def parabola_support(self, eps: float, reach: int) -> Int32[Tensor, "heads 2"]:
+        """Return how far out the third derivatives are too large; far indeed for r₂ above 1.
+
+        With p = r₂ and q = p(p − 1)(p − 2) that of the score is r₁·|q|·k^(p − 3). That of the
+        derivative by p, r₁k^p·ln k, is at most (|q| + |3p² − 6p + 2|)/k³ of its value from k = e
+        on.
+        """
+        with torch.no_grad():
+            limit, p = eps / bend(reach), self.r2
+            q = (p * (p - 1) * (p - 2)).abs()
+            score = (self.r1 * q / limit) ** (1 / (3 - p))
+            exponent = ((q + (3 * p * p - 6 * p + 2).abs()) / limit) ** (1 / 3)
+            return self._around(torch.maximum(score, exponent).clamp_min(3))
 
 
 def inverse_softplus(positive: Tensor) -> Tensor:

@@ -5,8 +5,9 @@ from torch.nn.functional import softplus
 
 from tisa.scoring.base import Init, ScoringFunction, head_parameter
 from tisa.scoring.kerple import inverse_softplus
+from tisa.scoring.parabolas import bend
 from tisa.scoring.tisa import TISA
-from tisa.shapes import Float, Int, Tensor
+from tisa.shapes import Float, Int, Int32, Tensor
 
 
 class NearFar(ScoringFunction):
@@ -53,3 +54,25 @@ class NearFar(ScoringFunction):
     def support(self, eps: float) -> None:
         """Return None: the tail falls for ever."""
         return None
+
+    def parabola_support(self, eps: float, reach: int) -> Int32[Tensor, "heads 2"]:
+        """Return how far out the third derivatives of kernels or decay are too large.
+
+        Each may have half of `eps`. With z = ρk the decay's is at most 2r/k³ and 1.4·rρ³, that of
+        its derivative by ρ at most 24r/(ρ³k⁵) and 4.7·rρ²; by `raw_rates` that times 1 − e^−ρ, by
+        `raw_strengths` no more than the decay's.
+        """
+        with torch.no_grad():
+            near = self.near.parabola_support(eps / 2, reach)
+            limit = eps / 2 / bend(reach)
+            r = softplus(self.raw_strengths.to(self._dtype))
+            rho = softplus(self.raw_rates.to(self._dtype)).unsqueeze(-1).clamp_min(1e-6)
+            chain = -torch.expm1(-rho)
+            decay = torch.where(1.4 * r * rho**3 <= limit, 0.0, (2 * r / limit) ** (1 / 3))
+            rate = (24 * r * chain / limit) ** 0.2 / rho**0.6
+            rate = torch.where(4.7 * r * rho**2 * chain <= limit, 0.0, rate)
+            far = torch.maximum(decay, rate).nan_to_num(nan=torch.inf, posinf=torch.inf)
+            far = self._bands(-far[:, 0], far[:, 1])
+            return torch.stack(
+                (torch.minimum(near[:, 0], far[:, 0]), torch.maximum(near[:, 1], far[:, 1])), dim=-1
+            )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 
 from tisa.scoring.base import Init, ScoringFunction, check_init, head_parameter
+from tisa.scoring.parabolas import bend
 from tisa.scoring.published import at_least_float32, fill, groups, only
 from tisa.shapes import Float, Int, Int32, Tensor
 
@@ -129,6 +130,54 @@ class TISA(ScoringFunction):
             reach = torch.sqrt(torch.maximum(x.amax(0), level).clamp_min(1.0) / b) + strange
             reach, c = reach.nan_to_num(nan=torch.inf, posinf=torch.inf), c.nan_to_num(0.0)
             return self._bands((c - reach).amin(1), (c + reach).amax(1))
+
+    def parabola_support(self, eps: float, reach: int) -> Int32[Tensor, "heads 2"]:
+        """Return the band outside which all kernels' third derivatives are small enough.
+
+        With x = |b|u² ≥ 2½, A = max(1, |a|) and E = exp(−x) those of the score and of its
+        derivatives by a, c, b are at most A·8b^1½·x^1½·E (twice), A·16b²·x²·E and A·8b^½·x^2½·E,
+        and nowhere above A·1.39(2b)^1½, A·3(2b)² and A·4.5(2b)^½. The derivative by b is a/(e·b)
+        at its largest and may err by its share of that. So broad kernels have no band at all; and
+        where the constant's band (`support`) is narrower, that one holds.
+        """
+        constant = self.support(eps / 4)
+        if self.num_kernels == 0:
+            return constant
+        with torch.no_grad():
+            a, b, c = (
+                p.to(self._dtype)
+                for p in (self.kernel_amplitudes, self.kernel_sharpness, self.kernel_offsets)
+            )
+            strange = torch.addcmul(b, c, c) * a * 0
+            b = b.abs().clamp(torch.finfo(b.dtype).tiny, 1e30)
+            a, log_b = a.abs().clamp_min(1.0), b.log()
+            level = torch.log(a * (self.num_kernels * bend(reach) / eps)) + strange
+            share = (a.log() - 1 - log_b).clamp_min(0)
+            needs = (
+                (1.5, level + 1.5 * log_b, 8, 1.39 * 2**1.5),
+                (2.0, level + 2 * log_b, 16, 3 * 4),
+                (2.5, level + 0.5 * log_b - share, 8, 4.5 * 2**0.5),
+            )
+            reaches = []
+            for power, height, tail, peak in needs:
+                # The largest x with x − power·ln x = height + ln tail, from above, by tangents.
+                x = 2 * (height.clamp_min(0) + 8)
+                for _ in range(3):
+                    x = x.clamp_min(5.0)
+                    x = (height + math.log(tail) + power * (x.log() - 1)) / (1 - power / x)
+                none = height + math.log(peak) <= 0
+                reaches.append(torch.where(none, -torch.inf, x.clamp_min(2.5)))
+            x = torch.stack(reaches).amax(0)
+            # A kernel that is smooth everywhere: from +∞ to −∞.
+            u = torch.where(x > 0, torch.sqrt(x / b), -torch.inf) + strange
+            u, c = u.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf), c.nan_to_num(0)
+            low, high = (c - u).amin(1), (c + u).amax(1)
+            bent = low <= high
+            own = self._bands(torch.where(bent, low, 0.0), torch.where(bent, high, 0.0))
+            low, high = (
+                torch.maximum(own[:, 0], constant[:, 0]), torch.minimum(own[:, 1], constant[:, 1])
+            )  # fmt: skip
+            return torch.stack((low, torch.maximum(low, high)), dim=-1)
 
     def extra_repr(self) -> str:
         """Return what `print(module)` shows."""

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 import torch
 
 from tisa.scoring.base import ScoringFunction, head_parameter
+from tisa.scoring.parabolas import bend
 from tisa.scoring.published import fill, groups, only
-from tisa.shapes import Float, Int, Tensor
+from tisa.shapes import Float, Int, Int32, Tensor
 
 
 class TISAv2(ScoringFunction):
@@ -98,9 +99,7 @@ class TISAv2(ScoringFunction):
         if self.training and self.kernel_dropout:
             kept = torch.rand_like(weights) >= self.kernel_dropout
             weights = weights * kept / (1 - self.kernel_dropout)
-        # A width that training drives to 0 would make 0/0 at D = o.
-        w = self.step_widths.to(D.dtype).unsqueeze(-1)
-        w = torch.where(w < 0, w.clamp_max(-1e-3), w.clamp_min(1e-3))
+        w = self._widths().to(D.dtype).unsqueeze(-1)
         o = self.step_offsets.to(D.dtype).unsqueeze(-1)
         steps = weights.unsqueeze(-1) * torch.sigmoid(a.sign().unsqueeze(-1) * (D - o) / w)
         floor = self.floors.to(D.dtype).abs().unsqueeze(-1)
@@ -113,6 +112,51 @@ class TISAv2(ScoringFunction):
     def support(self, eps: float) -> None:
         """Return None: the tail falls for ever."""
         return None
+
+    def _widths(self) -> Float[Tensor, "heads kernels"]:
+        # A width that training drives to 0 would make 0/0 at D = o.
+        w = self.step_widths.to(self._dtype)
+        return torch.where(w < 0, w.clamp_max(-1e-3), w.clamp_min(1e-3))
+
+    def parabola_support(self, eps: float, reach: int) -> Int32[Tensor, "heads 2"]:
+        """Return how far out the soft steps still bend the curve.
+
+        With y = |D − o|/|w| all derivatives of a step are below e^−y / |w|ⁿ. So with G ≥ |β| + 1e-8
+        the sum in the logarithm, and ω = Σ max(1, |a|)·(1 + y)·e^−y / G ≤ ½, the third derivatives
+        of the score and of its derivatives by every parameter are below
+
+            11·max(1, 1/G)·ω / min(1, |w|)⁴.
+
+        Each step may have its share of that. y − ln(1 + y) is convex: where a tangent's meets the
+        level is never below the place where it does.
+        """
+        if self.num_kernels == 0:
+            return torch.zeros(
+                self.num_attention_heads, 2, dtype=torch.int32, device=self._place.device
+            )
+        with torch.no_grad():
+            dtype, limit = self._dtype, eps / bend(reach)
+            w, o = self._widths().abs(), self.step_offsets.to(dtype)
+            a = self.step_amplitudes.to(dtype).abs() / (1 - self.kernel_dropout)
+            floor = (self.floors.to(dtype).abs() + 1e-8).unsqueeze(-1)
+            # NaN and infinity make every sum below one.
+            strange = (a + o + w).sum(-1, keepdim=True) * 0
+            least = w.amin(-1, keepdim=True).clamp_max(1.0)
+            share = 4 * least.log() + floor.clamp_max(1.0).log() + math.log(limit / 11)
+            share = share.clamp_max(math.log(0.5)) + floor.log() - math.log(self.num_kernels)
+            level = (a.clamp_min(1.0).log() - share).clamp_min(1.0)
+            y = 2 * (level + 2)
+            for _ in range(3):
+                y = (level + y.log1p() - y / (1 + y)) * (1 + y) / y
+            width = (w * y + strange).nan_to_num(nan=torch.inf, posinf=torch.inf)
+            o = o.nan_to_num(0.0, 0.0, 0.0)
+            # The slope has its corner at the query; heads without positions have nothing.
+            low = (-o - width).amin(-1).clamp_max(0)
+            high = (-o + width).amax(-1).clamp_min(0)
+            positional = self.slopes() > 0
+            return self._bands(
+                torch.where(positional, low, 0.0), torch.where(positional, high, 0.0)
+            )
 
     def extra_repr(self) -> str:
         """Return what `print(module)` shows."""
