@@ -37,8 +37,17 @@ def test_the_command_prints_everything(monkeypatch):
     monkeypatch.setattr(doctor, "BACKENDS", ("reference", "chunked"))
     shown = command.tisa_(["doctor"])
     assert shown.exit_code == 0, shown.output
-    for word in ("torch", "cpu", "reference", "chunked", "float32"):
+    for word in ("torch", "launches", "cpu", "reference", "chunked", "float32"):
         assert word in shown.output
     found = json.loads(command.tisa_(["doctor", "--json"]).output)
     assert found["versions"]["torch"] == torch.__version__
     assert {trial["backend"] for trial in found["backends"]} == {"reference", "chunked"}
+
+
+def test_launches_that_go_the_long_way_are_told(monkeypatch):
+    launching = pytest.importorskip("tisa.ops.triton.launching", reason="needs Triton")
+    assert doctor.launches() == "no GPU, or no Triton"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert doctor.launches() == "remembered"
+    monkeypatch.setattr(launching, "long_way", ["it rains"])
+    assert doctor.launches() == "the long way: it rains"

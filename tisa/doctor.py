@@ -9,7 +9,7 @@ import torch
 
 import tisa
 from tisa.ops import attention
-from tisa.ops.api import BACKENDS
+from tisa.ops.api import BACKENDS, HAS_TRITON
 from tisa.scoring import TISA
 
 # Distribution, and the extra of this package that asks for it.
@@ -38,6 +38,12 @@ class Trial:
 
 def examined() -> dict[str, Any]:
     """Return what is installed, which devices there are, and which backends work on them."""
+    backends = [
+        asdict(tried(device, dtype, backend))
+        for device in _devices()
+        for dtype in (torch.float32, torch.bfloat16)
+        for backend in BACKENDS
+    ]
     return {
         "versions": {
             "tisa": tisa.__version__,
@@ -46,13 +52,18 @@ def examined() -> dict[str, Any]:
             **{name: _version(name) for name in OPTIONAL},
         },
         "devices": {name: _described(name) for name in _devices()},
-        "backends": [
-            asdict(tried(device, dtype, backend))
-            for device in _devices()
-            for dtype in (torch.float32, torch.bfloat16)
-            for backend in BACKENDS
-        ],
+        "launches": launches(),
+        "backends": backends,
     }
+
+
+def launches() -> str:
+    """Return how this process launches the fused backend's kernels, of those it has launched."""
+    if not (torch.cuda.is_available() and HAS_TRITON):
+        return "no GPU, or no Triton"
+    from tisa.ops.triton import launching
+
+    return "; ".join(f"the long way: {why}" for why in launching.long_way) or "remembered"
 
 
 def tried(device: str, dtype: torch.dtype, backend: str) -> Trial:

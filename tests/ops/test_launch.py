@@ -1,5 +1,9 @@
 """What is remembered of a launch: addresses are left open, and filled in for other tensors."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,30 +15,26 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tisa.ops.triton import launching as launch
 from tisa.ops.triton.arguments import Fixed, Mask, Rules
-from tisa.ops.triton.launching import Described, Place, _alignment, _place, _template
+from tisa.ops.triton.launching import Place, UnexpectedError, _alignment, _place, _template
+from tisa.ops.triton.plan import Launch
 from tisa.ops.triton.problem import strided
 
-
-def fake(launcher, descriptors):
-    """Return a compiled kernel as Triton's: with descriptors, a function before the launcher."""
-    tensordesc_meta = descriptors
-
-    def inner(*arguments):
-        return launcher(*arguments, tensordesc_meta)
-
-    run = SimpleNamespace(
-        launch=inner if descriptors else launcher, global_scratch_size=0, profile_scratch_size=0,
-        launch_cooperative_grid=False, launch_pdl=False,
-    )  # fmt: skip
-    return SimpleNamespace(run=run, function="function", packed_metadata="metadata")
+ROOT = Path(__file__).parent.parent.parent
 
 
 class Launcher:
+    """What Triton's launcher takes."""
+
     def __init__(self):
         self.calls = []
 
-    def __call__(self, *arguments):
-        self.calls.append(arguments)
+    def __call__(self, gridX, gridY, gridZ, stream, function, *arguments):
+        self.calls.append((gridX, gridY, gridZ, stream, function, *arguments))
+
+
+def fake(launcher):
+    """Return a compiled kernel as Triton's."""
+    return SimpleNamespace(run=launcher, function="function", packed_metadata="metadata")
 
 
 def test_places_are_those_of_the_calls_tensors():
@@ -46,7 +46,7 @@ def test_places_are_those_of_the_calls_tensors():
     # Inside of the query's memory, but the key's all the same.
     assert _place(key.view_as(key), tensors) == Place(2, 0)
     assert _place(scratch[16:], tensors) == Place(3, 64)
-    with pytest.raises(KeyError, match="none of the call's"):
+    with pytest.raises(UnexpectedError, match="none of the call's"):
         _place(torch.randn(3), tensors)
 
 
@@ -55,8 +55,7 @@ def test_a_template_is_filled_in_for_other_tensors():
     kernel = SimpleNamespace(arg_names=["query", "sums", "rows", "mask"])
     query, scratch = torch.randn(4, 16), torch.empty(32)
     arguments = {"query": query, "sums": scratch[8:], "rows": 4, "mask": None}
-    template = _template(fake(launcher, []), kernel, 7, arguments, (query, scratch))
-    assert template is not None
+    template = _template(fake(launcher), kernel, 7, arguments, (query, scratch))
     template.among((1000, 2000))("stream")
     (given,) = launcher.calls
     assert given[:4] == (7, 1, 1, "stream")
@@ -71,42 +70,73 @@ def test_addresses_inside_of_groups_are_filled_in_too():
     rules = Rules(query, None, Mask(mask, 4, 0, 0, 1), None, None, None, 3, None, 0.5)
     arguments = {"rules": rules, "output": strided(output), "FIXED": fixed}
     tensors = (query, None, mask, output)
-    template = _template(fake(launcher, []), kernel, 1, arguments, tensors)
-    assert template is not None
+    template = _template(fake(launcher), kernel, 1, arguments, tensors)
     template.among((1000, None, 2000, 3000))("stream")
     filled = (1000, None, (2000, 4, 0, 0, 1), None, None, None, 3, None, 0.5)
     assert launcher.calls[0][-3:] == (filled, (3000, 64, 64, 16), fixed)
 
 
-def test_descriptors_are_made_for_the_new_address(monkeypatch):
-    seen = []
-
-    def made(descriptor, metadata):
-        seen.append((descriptor.base.data_ptr(), metadata))
-        return [descriptor.base, *descriptor.shape, *descriptor.strides]
-
-    monkeypatch.setattr("triton.backends.nvidia.driver.make_tensordesc_arg", made)
+def test_descriptors_are_those_of_the_new_address():
     launcher = Launcher()
     kernel = SimpleNamespace(arg_names=["key"])
     key = torch.randn(4, 16)
-    described = {"key": TensorDescriptor(key, [4, 16], [16, 1], [4, 16])}
-    template = _template(fake(launcher, ["swizzled"]), kernel, 1, described, (None, key))
-    assert template is not None
-    assert isinstance(template.arguments[0], Described)
+    described = {"key": TensorDescriptor(key, [4, 16], [16, 1], [4, 16], padding="nan")}
+    template = _template(fake(launcher), kernel, 1, described, (None, key))
     template.among((None, 4096))("stream")
-    assert seen == [(4096, "swizzled")]
-    assert launcher.calls[0][-5:] == (4096, 4, 16, 16, 1)
+    given = launcher.calls[0][-1]
+    assert given.base.data_ptr() == 4096
+    assert (given.shape, given.strides, given.padding) == ([4, 16], [16, 1], "nan")
 
 
-def test_a_launcher_that_is_not_as_expected_is_not_repeated():
-    kernel = SimpleNamespace(arg_names=["query"])
+def strange(gridX, gridY, gridZ, function, stream, *arguments):
+    """Take the same in another order."""
+
+
+@pytest.mark.parametrize(
+    ("compiled", "reason"),
+    [
+        (SimpleNamespace(), "no run"),
+        (SimpleNamespace(run=Launcher(), function=1), "no packed_metadata"),
+        (fake(strange), "takes gridX, gridY, gridZ, function, stream"),
+        (fake(lambda *arguments: None), "takes , expected gridX"),
+        (fake(lambda gridX: None), "takes , expected gridX"),
+    ],
+)
+def test_a_launcher_that_is_not_as_expected_is_told_once(monkeypatch, compiled, reason):
+    monkeypatch.setattr(launch, "long_way", [])
+    launched = []
+
+    class Kernel:
+        arg_names = ("query",)
+
+        def __getitem__(self, grid):
+            return lambda **arguments: launched.append((grid, arguments)) or compiled
+
     query = torch.randn(4)
-    assert _template(SimpleNamespace(), kernel, 1, {"query": query}, (query,)) is None
-    needs_memory = fake(Launcher(), [])
-    needs_memory.run.global_scratch_size = 1
-    assert _template(needs_memory, kernel, 1, {"query": query}, (query,)) is None
-    strange = {"query": torch.randn(4)}
-    assert _template(fake(Launcher(), []), kernel, 1, strange, (query,)) is None
+    plan = [Launch(Kernel(), 3, {"query": query})]
+    with pytest.warns(UserWarning, match=f"long way.*{reason}"):
+        assert launch._launched(plan, (query,)) is None
+    # Once: here a warning is an error.
+    assert launch._launched(plan, (query,)) is None
+    assert len(launch.long_way) == 1
+    assert launched == [((3,), {"query": query})] * 2
+
+
+@pytest.mark.parametrize("taken", [launch._TAKES, launch._TAKES[:5]])
+def test_launchers_of_several_versions_are_known(taken):
+    launcher = eval(f"lambda {', '.join(taken)}, *args: None")
+    assert launch._launcher(fake(launcher)) == (launcher, "function", "metadata")
+
+
+def test_triton_s_own_launcher_gives_the_driver_the_same():
+    """In a process of its own: here Triton interprets."""
+    answer = subprocess.run(
+        [sys.executable, Path(__file__).with_name("launch_process.py")],
+        capture_output=True, text=True, cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "HOME": "/tmp", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    assert len(answer.stdout.splitlines()) == 2
 
 
 def test_what_a_compiled_kernel_knows_of_addresses():

@@ -32,6 +32,7 @@ def command(
         console.print(f"{name:16} {version or f'not installed: {remedy}'}", markup=False)
     for name, described in found["devices"].items():
         console.print(f"{name:16} {described}", markup=False)
+    console.print(f"{'launches':16} {found['launches']}", markup=False)
     table = Table("device", "dtype", "backend", "works", "why not")
     for trial in found["backends"]:
         mark = "✓" if trial["works"] else "–"

@@ -2,17 +2,18 @@
 
 Triton looks at every argument of every launch, which for short sequences takes far longer than the
 kernels do. So what its launcher was given is kept, twice. Under the shapes of a call, as a
-`Template`: addresses are filled in, and descriptors made of them, when it is launched for other
-tensors. And under the addresses as well, since a training loop often calls with the same ones again
-(PyTorch's allocator hands out the same memory): then nothing is left to do. Where Triton's launcher
-is not as expected (another version, another vendor) nothing is kept, and every launch goes the long
-way.
+`Template`: addresses are filled in when it is launched for other tensors. And under the addresses
+as well, since a training loop often calls with the same ones again (PyTorch's allocator hands out
+the same memory): then nothing is left to fill in. What is called is the launcher of a compiled
+kernel (`CompiledKernel.run`), as Triton itself calls it. Where that is not as expected (another
+version) nothing is kept, every launch goes the long way, and that is said: in a warning, and by
+`tisa doctor` (`long_way`).
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -88,11 +89,11 @@ def launch(
     """
     places = tuple(None if t is None else t.data_ptr() for t in others)
     with on(device):
-        if device.type != "cuda" or _watched():
+        if not compiles(device) or _watched():
             for kernel, programs, arguments in plan():
                 kernel[(programs,)](**arguments)
             return
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        stream = current_stream(device)
         found = call.launches.get((what, places))
         if found is not None:
             for again in found:
@@ -102,12 +103,7 @@ def launch(
         kind = (what, _alignment(here))
         templates = call.shape.templates.get(kind)
         if templates is None:
-            made = []
-            for kernel, programs, arguments in plan():
-                compiled = kernel[(programs,)](**arguments)
-                made.append(_template(compiled, kernel, programs, arguments, (*inputs, *others)))
-            complete = [template for template in made if template is not None]
-            call.shape.templates[kind] = complete if len(complete) == len(made) else None
+            call.shape.templates[kind] = _launched(plan(), (*inputs, *others))
             return
         repeats = [template.among(here) for template in templates]
         for again in repeats:
@@ -117,11 +113,65 @@ def launch(
         call.launches[what, places] = repeats
 
 
+def _launched(plan: Sequence[Launch], tensors: Sequence[Tensor | None]) -> list["Template"] | None:
+    """Launch a plan by Triton's own means, and return how to do it again; None if it cannot be."""
+    compiled = [(kernel[(n,)](**arguments), kernel, n, arguments) for kernel, n, arguments in plan]
+    try:
+        return [_template(*launch, tensors) for launch in compiled]
+    except UnexpectedError as reason:
+        if str(reason) not in long_way:
+            long_way.append(str(reason))
+            warnings.warn(
+                f"tisa: kernels are launched the long way, which costs short sequences time: "
+                f"{reason} (Triton {triton.__version__})",
+                stacklevel=2,
+            )
+        return None
+
+
+class UnexpectedError(Exception):
+    """Triton's launcher, or a plan, is not as this module knows it."""
+
+
+# Why launches were not remembered in this process: each reason once.
+long_way: list[str] = []
+# What a launcher is called with before the kernel's arguments; some versions name the first alone.
+_TAKES = (
+    "gridX", "gridY", "gridZ", "stream", "function",
+    "kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook",
+)  # fmt: skip
+
+
+def _launcher(compiled: Any) -> tuple[Callable[..., None], Any, Any]:
+    """Return the launcher of a compiled kernel, its function, and what the launcher knows of it."""
+    try:
+        run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    except AttributeError as missing:
+        raise UnexpectedError(f"a compiled kernel has no {missing.name}") from missing
+    *names, rest = inspect.signature(run).parameters.values()
+    taken = tuple(parameter.name for parameter in names)
+    if taken not in (_TAKES, _TAKES[:5]) or rest.kind != rest.VAR_POSITIONAL:
+        raise UnexpectedError(
+            f"its launcher takes {', '.join(taken)}, expected {', '.join(_TAKES)}"
+        )
+    return run, function, metadata
+
+
 def _alignment(places: Sequence[int | None]) -> tuple[Hashable, ...]:
     """Return what a compiled kernel knows of addresses, and which of them are the same."""
     return tuple(
         None if place is None else (place % 16 == 0, places.index(place)) for place in places
     )
+
+
+def compiles(device: torch.device) -> bool:
+    """Whether what Triton launches there is a compiled kernel of a launcher that is known here."""
+    return device.type == "cuda"
+
+
+def current_stream(device: torch.device) -> int:
+    """Return the address of the stream that PyTorch launches on."""
+    return torch._C._cuda_getCurrentRawStream(device.index)
 
 
 def _watched() -> bool:
@@ -153,23 +203,14 @@ class Place(NamedTuple):
 class Described(NamedTuple):
     """A descriptor whose address is left open; it keeps no tensor alive."""
 
-    place: Place
+    base: Any
     shape: Sequence[int]
     strides: Sequence[int]
     padding: str
-    metadata: Any
 
-    def among(self, places: Sequence[int | None]) -> list[Any]:
-        """Return what Triton's launcher takes for it."""
-        from triton.backends.nvidia.driver import make_tensordesc_arg
-
-        base = _Base(self.place.among(places))
-        filled = SimpleNamespace(
-            base=base, shape=self.shape, strides=self.strides, padding=self.padding
-        )
-        return [
-            base.address if x is base else x for x in make_tensordesc_arg(filled, self.metadata)
-        ]
+    def among(self, places: Sequence[int | None]) -> "Described":
+        """Return what Triton's launcher takes for a descriptor of tensors that begin at these."""
+        return self._replace(base=_Base(self.base.among(places)))
 
 
 class Group(tuple[Any, ...]):
@@ -182,7 +223,7 @@ class Group(tuple[Any, ...]):
         return tuple([x.among(places) if type(x) in _OPEN else x for x in self])
 
 
-_OPEN = (Place, Group)
+_OPEN = (Place, Described, Group)
 
 
 class _Base(NamedTuple):
@@ -197,22 +238,17 @@ class _Base(NamedTuple):
 class Template(NamedTuple):
     """A launch whose addresses are left open."""
 
-    enter: Callable[..., None]
-    head: tuple[Any, ...]
+    run: Callable[..., None]
+    programs: int
+    # The function, what the launcher knows of it, and no hooks.
     middle: tuple[Any, ...]
     # Numbers as they are, a Place, a Described, or a Group of such.
-    arguments: list[Any]
+    arguments: Group
 
     def among(self, places: Sequence[int | None]) -> _Again:
         """Return what launches it on a stream for tensors that begin at these addresses."""
-        flat: list[Any] = []
-        for value in self.arguments:
-            if type(value) is Described:
-                flat += value.among(places)
-            else:
-                flat.append(value.among(places) if type(value) in _OPEN else value)
-        enter, head, tail = self.enter, self.head, (*self.middle, *flat)
-        return lambda stream: enter(*head, stream, *tail)
+        run, programs, tail = self.run, self.programs, (*self.middle, *self.arguments.among(places))
+        return lambda stream: run(programs, 1, 1, stream, *tail)
 
 
 def _template(
@@ -221,36 +257,21 @@ def _template(
     programs: int,
     arguments: dict[str, Any],
     tensors: Sequence[Tensor | None],
-) -> Template | None:
-    """Return the launch with its addresses left open; None if it cannot be had."""
-    try:
-        launcher = compiled.run
-        if launcher.global_scratch_size or launcher.profile_scratch_size:
-            return None
-        enter, metadata, found = launcher.launch, [], inspect.unwrap(launcher.launch)
-        if inspect.isfunction(found):
-            # With descriptors among the arguments a Python function stands before the launcher.
-            inner = inspect.getclosurevars(found).nonlocals
-            enter, metadata = inner["launcher"], list(inner["tensordesc_meta"])
-        given = [_left_open(arguments[name], tensors, metadata) for name in kernel.arg_names]
-        middle = (
-            compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, None, None,
-            compiled.packed_metadata, None, None, None,
-        )  # fmt: skip
-    except (AttributeError, KeyError, IndexError, ImportError, TypeError):
-        return None
-    return Template(enter, (programs, 1, 1), middle, given)
+) -> Template:
+    """Return the launch with its addresses left open."""
+    run, function, metadata = _launcher(compiled)
+    given = Group(_left_open(arguments[name], tensors) for name in kernel.arg_names)
+    return Template(run, programs, (function, metadata, None, None, None), given)
 
 
-def _left_open(value: Any, tensors: Sequence[Tensor | None], metadata: list[Any]) -> Any:
-    """Return an argument with its addresses left open; metadata: of the descriptors to come."""
+def _left_open(value: Any, tensors: Sequence[Tensor | None]) -> Any:
+    """Return an argument with its addresses left open."""
     if isinstance(value, Tensor):
         return _place(value, tensors)
     if isinstance(value, TensorDescriptor):
-        about = (value.shape, value.strides, value.padding, metadata.pop(0))
-        return Described(_place(value.base, tensors), *about)
+        return Described(_place(value.base, tensors), value.shape, value.strides, value.padding)
     if isinstance(value, tuple):
-        group = Group(_left_open(x, tensors, metadata) for x in value)
+        group = Group(_left_open(x, tensors) for x in value)
         return group if any(type(x) in _OPEN for x in group) else value
     return value
 
@@ -267,4 +288,4 @@ def _place(value: Tensor, tensors: Sequence[Tensor | None]) -> Place:
             offset = address - tensor.data_ptr()
             if 0 <= offset < tensor.numel() * tensor.element_size():
                 return Place(number, offset)
-    raise KeyError("a tensor of the plan is none of the call's")
+    raise UnexpectedError("a tensor of the plan is none of the call's")
