@@ -19,7 +19,7 @@ def from_reference(name: str, state_dict: Mapping[str, Tensor], config: Position
     """
     with torch.device("meta"):
         cls = type(build_position(name, config))
-    if "variant" in METHODS[name].known(cls):
+    if "variant" in (METHODS[name].known(cls) or ()):
         config = replace(config, options={"variant": "author", **config.options})
     position = build_position(name, config)
     position.read_reference(state_dict)
