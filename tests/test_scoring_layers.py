@@ -185,3 +185,37 @@ def test_torch_func_looks_into_them():
     expected = torch.autograd.grad(model(6), list(values.values()))
     for one, other in zip(found.values(), expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_on_a_gpu_one_launch_makes_them(name, monkeypatch):
+    """A GPU that is imagined: its kernels are interpreted here."""
+    pytest.importorskip("triton", reason="interprets Triton's kernels")
+    from tisa.ops import triton as backend
+
+    if not backend.interpreted():
+        pytest.skip("with a GPU the kernels are compiled: test_gpu_scoring.py")
+    from tisa.scoring.triton import launches
+
+    functions = [EVERY[name]() for _ in range(3)]
+    apart, bands = [f(6, 9) for f in functions], [f.band(torch.float32) for f in functions]
+    calls = evaluated(monkeypatch)
+    monkeypatch.setattr(layers, "GPUS", ("cpu",))
+    launched = []
+    for known in ("scores", "bands"):
+        own = getattr(launches, known)
+        monkeypatch.setattr(
+            launches,
+            known,
+            lambda *given, own=own, known=known: launched.append(known) or own(*given),
+        )
+    for one, other in zip(scores_of(functions, 6, 9), apart, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    for one, other in zip(bands_of(functions, torch.float32), bands, strict=True):
+        assert one is other is None or (one - other).abs().max() <= 1
+    expected = [] if name == "alibi" else ["scores", "bands"] if name == "tisa" else ["scores"]
+    assert launched == expected
+    assert len(calls) == (name == "alibi")
+    # What torch.func looks into is the module itself.
+    torch.func.vmap(lambda x: scores_of(functions, 6, 9)[0].sum() * x)(torch.ones(2))
+    assert launched == expected

@@ -83,7 +83,7 @@ def attention(
         offset_scores, band = asked(
             offset_scores, query, key, packed=cu_seqlens is not None, max_seqlen=max_seqlen,
             query_start=query_start, band=band,
-            with_band=backend == "triton" or (backend == "auto" and _on_gpu(query)),
+            on_gpu=backend == "triton" or (backend == "auto" and _on_gpu(query)),
         )  # fmt: skip
     # Nothing else has a `repeat`; on a CPU that would be lost time, unless Triton is interpreted.
     if cu_seqlens is None and (backend == "triton" or (backend == "auto" and _on_gpu(query))):

@@ -12,6 +12,7 @@ import torch
 from tisa.offsets import span
 from tisa.ops.call import autocast_enabled
 from tisa.ops.validation import is_int, refuse
+from tisa.scoring.layers import OURS, bands_of, scores_of
 from tisa.shapes import Float, Int, Int32, Tensor
 
 Scoring = Callable[..., Tensor]
@@ -29,7 +30,7 @@ def asked(
     max_seqlen: int | None,
     query_start: int | Int[Tensor, ""] | None,
     band: object,
-    with_band: bool,
+    on_gpu: bool,
 ) -> tuple[Float[Tensor, "heads span"] | None, Int32[Tensor, "heads 2"] | None]:
     """Return the scores and the band of a call; nothing for a call that validation will refuse."""
     if band is not None:
@@ -47,8 +48,12 @@ def asked(
         if not is_int(max_seqlen) or max_seqlen is None or max_seqlen < 0:
             return None, None
         queries = keys = max_seqlen
-    told = {} if query_start is None else {"query_start": query_start}
-    scores = scoring(queries, keys, **told)
+    scores: object
+    if on_gpu and type(scoring) in OURS:
+        (scores,) = scores_of([scoring], queries, keys, query_start=query_start)
+    else:
+        told = {} if query_start is None else {"query_start": query_start}
+        scores = scoring(queries, keys, **told)
     expected = (query.shape[1], span(queries, keys))
     if not isinstance(scores, Tensor) or tuple(scores.shape) != expected:
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
@@ -59,11 +64,12 @@ def asked(
             f"{got} from {type(scoring).__name__}",
             "build it with the query's number of heads",
         )
-    of = getattr(scoring, "band", None) if with_band else None
     dtype = query.dtype
     if dtype != torch.float64 and autocast_enabled(query.device):
         dtype = torch.get_autocast_dtype(query.device.type)
-    return scores, None if of is None or not worth_a_band(dtype, keys) else of(dtype)
+    if not on_gpu or not worth_a_band(dtype, keys):
+        return scores, None
+    return scores, bands_of([scoring], dtype)[0]
 
 
 def worth_a_band(dtype: torch.dtype, keys: int) -> bool:

@@ -15,6 +15,7 @@ Every line imports only from lines above it:
     kerple.py    learned decays
     near_far.py  TISA near, a learned decay far: ours
     layers.py    the scores of all layers at once
+    triton/      on a GPU in one launch
 """
 
 from tisa.scoring.alibi import ALiBi

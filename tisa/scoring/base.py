@@ -24,7 +24,7 @@ from tisa.shapes import Float, Int, Int32, Tensor
 Init = Literal["reference", "zero"]
 
 # Bands end here: far beyond any sequence, and sums of two such numbers still fit an int32.
-_FARTHEST = 2**30
+FARTHEST = 2**30
 
 
 def check_flags(owner: str, **flags: object) -> None:
@@ -140,7 +140,7 @@ class ScoringFunction(nn.Module, ABC):
     def _bands(self, lowest: Tensor, highest: Tensor) -> Tensor:
         """Return (heads, 2) bands in int32 from real ends, rounded outwards."""
         ends = torch.stack((lowest.floor(), highest.ceil()), dim=-1)
-        return ends.clamp(-_FARTHEST, _FARTHEST).to(torch.int32)
+        return ends.clamp(-FARTHEST, FARTHEST).to(torch.int32)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ScoringFunction":
         def at_least_float32(tensor: Tensor) -> Tensor:

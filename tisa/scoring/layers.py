@@ -6,13 +6,18 @@ same settings differ in their parameters alone. So those are stacked, and one fu
 over the stack (`torch.func.vmap`): no formula stands twice, and the numbers are those of each
 function by itself. Gradients are autograd's.
 
+On a GPU, from eager code, one kernel makes all scores and another all gradients (`triton/`): the
+formulas stand there a second time, with their derivatives, tested against the modules.
+
 A function that is not one of this package's is asked by itself. So is one whose parameters are not
 here (FSDP gathers a layer's when its turn comes), that draws at random, or that somebody has hooked
 into.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from importlib.util import find_spec
 from operator import attrgetter
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -28,12 +33,14 @@ from tisa.scoring.tisa_v2 import TISAv2
 from tisa.shapes import Float, Int, Int32, Tensor
 
 OURS = (ALiBi, KerpleLog, KerplePower, NearFar, T5Buckets, TISA, TISAv2)
+HAS_TRITON = find_spec("triton") is not None
+GPUS = ("cuda",)
 # What code around a module leaves in it that wants to be called with it.
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def scores_of(
-    functions: Iterable[nn.Module],
+    functions: Iterable[Callable[..., Tensor]],
     query_length: int,
     key_length: int | None = None,
     *,
@@ -45,9 +52,13 @@ def scores_of(
     def of_one(function: Callable[..., Tensor]) -> Tensor:
         return function(*lengths, **told)
 
-    def of_many(alike: Sequence[nn.Module]) -> Sequence[Tensor]:
+    def of_many(alike: Sequence[Any]) -> Sequence[Tensor]:
+        launches = _launches(alike[0], query_start)
+        if launches is not None:
+            made: Sequence[Tensor] = launches.scores(alike, *lengths, query_start)
+            return made
         first, values = _stacked(alike)
-        if not values:
+        if not values or len(alike) == 1:
             return [of_one(first)] * len(alike)
         return vmap(lambda each: functional_call(first, each, lengths, told))(values).unbind(0)
 
@@ -55,19 +66,25 @@ def scores_of(
 
 
 def bands_of(
-    functions: Iterable[nn.Module], dtype: torch.dtype
+    functions: Iterable[Callable[..., Tensor]], dtype: torch.dtype
 ) -> list[Int32[Tensor, "heads 2"] | None]:
     """Return the band of each function, `function.band(dtype)`; None where it has none."""
 
     def of_one(function: Any) -> Tensor | None:
         return function.band(dtype) if hasattr(function, "band") else None
 
-    def of_many(alike: Sequence[nn.Module]) -> Sequence[Tensor | None]:
-        first, values = _stacked(alike)
-        if not isinstance(first, TISA):
+    def of_many(alike: Sequence[Any]) -> Sequence[Tensor | None]:
+        if not isinstance(alike[0], TISA):
             # Of no other function do parameters move the band.
-            return [of_one(first)] * len(alike)
-        asked = _Band(first, dtype)
+            return [of_one(alike[0])] * len(alike)
+        launches = _launches(alike[0])
+        if launches is not None:
+            made: Sequence[Tensor] = launches.bands(alike, dtype)
+            return made
+        if len(alike) == 1:
+            return [of_one(alike[0])]
+        values = _stacked(alike)[1]
+        asked = _Band(alike[0], dtype)
         with torch.no_grad():
             of_all = vmap(lambda each: functional_call(asked, each, ()))
             return of_all({f"of.{name}": value for name, value in values.items()}).unbind(0)
@@ -85,10 +102,11 @@ def at_hand(parameter: Tensor) -> bool:
     return parameter.numel() == 0 or parameter.untyped_storage().size() > 0
 
 
-def kind_of(function: nn.Module) -> Hashable | None:
+def kind_of(function: object) -> Hashable | None:
     """Return what functions that can be evaluated together have in common; None if none can."""
     if type(function) not in OURS:
         return None
+    assert isinstance(function, nn.Module)
     parts = list(function.modules())
     if any(getattr(part, name) for part in parts for name in HOOKS):
         return None
@@ -111,12 +129,12 @@ def kind_of(function: nn.Module) -> Hashable | None:
 
 
 def _each(
-    functions: list[nn.Module],
+    functions: list[Any],
     of_one: Callable[[Any], Any],
-    of_many: Callable[[Sequence[nn.Module]], Sequence[Any]],
+    of_many: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> list[Any]:
     """Return something of each function, asked of those that are alike together."""
-    groups: dict[Hashable, dict[int, nn.Module]] = {}
+    groups: dict[Hashable, dict[int, Any]] = {}
     for function in functions:
         kind = kind_of(function)
         # By itself under a name that nothing else has.
@@ -125,12 +143,37 @@ def _each(
     found: dict[int, Any] = {}
     for group in groups.values():
         alike = list(group.values())
-        answers = of_many(alike) if len(alike) > 1 else [of_one(alike[0])]
+        alone = kind_of(alike[0]) is None
+        answers = [of_one(alike[0])] if alone else of_many(alike)
         found |= dict(zip(group, answers, strict=True))
     return [found[id(function)] for function in functions]
 
 
-def _stacked(alike: Sequence[nn.Module]) -> tuple[nn.Module, dict[str, Tensor]]:
+def _launches(function: nn.Module, query_start: object = None) -> ModuleType | None:
+    """Return what launches GPU kernels for such functions, or None where nothing does."""
+    tensors = [*function.parameters(), *function.buffers()]
+    if isinstance(query_start, Tensor):
+        tensors.append(query_start)
+    if not HAS_TRITON or any(t.device.type not in GPUS for t in tensors) or not _eager(tensors):
+        return None
+    # Here: a machine without a GPU may have no Triton, and importing it takes a while.
+    from tisa.scoring.triton import launches
+
+    return launches if launches.takes(function) else None
+
+
+def _eager(tensors: list[Tensor]) -> bool:
+    """Return whether these are ordinary tensors in eager code that nothing looks into."""
+    return (
+        not torch.compiler.is_compiling()
+        and all(type(t) in (Tensor, nn.Parameter) for t in tensors)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch.autograd.forward_ad._current_level < 0
+    )
+
+
+def _stacked(alike: Sequence[Any]) -> tuple[nn.Module, dict[str, Tensor]]:
     """Return one of the functions, and every parameter of all, (functions, heads, …)."""
     first = alike[0]
     names = [name for name, _ in first.named_parameters()]

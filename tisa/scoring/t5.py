@@ -32,13 +32,13 @@ class T5Buckets(ScoringFunction):
     ) -> None:
         super().__init__(num_attention_heads)
         check_flags("T5Buckets", bidirectional=bidirectional)
-        self._per_side = num_buckets // 2 if bidirectional else num_buckets
-        if num_buckets < 2 or (bidirectional and num_buckets % 2) or self._per_side < 2:
+        self.per_side = num_buckets // 2 if bidirectional else num_buckets
+        if num_buckets < 2 or (bidirectional and num_buckets % 2) or self.per_side < 2:
             raise ValueError(
                 "T5Buckets: num_buckets must be at least 2, and even and at least 4 when "
                 f"bidirectional, got {num_buckets}"
             )
-        self._exact = self._per_side // 2
+        self._exact = self.per_side // 2
         if max_distance <= self._exact:
             raise ValueError(
                 f"T5Buckets: max_distance must be above {self._exact} (the offsets with a bucket "
@@ -78,7 +78,7 @@ class T5Buckets(ScoringFunction):
         Bucket e + n begins where e·(max/e)^(n/(B−e)) is reached (e exact ones, B per side); in
         integers, so that no rounding of a logarithm decides: m^(B−e)·e^n ≥ max^n·e^(B−e).
         """
-        exact, logarithmic = self._exact, self._per_side - self._exact
+        exact, logarithmic = self._exact, self.per_side - self._exact
         starts = []
         m = exact
         for n in range(1, logarithmic):
@@ -94,8 +94,13 @@ class T5Buckets(ScoringFunction):
         for start in self._thresholds:
             bucket = bucket + (distance >= start)
         if self.bidirectional:
-            bucket = bucket + self._per_side * (offsets > 0)
+            bucket = bucket + self.per_side * (offsets > 0)
         return bucket
+
+    @property
+    def farthest(self) -> int:
+        """The distance from which on the last bucket holds all the rest."""
+        return self._thresholds[-1] if self._thresholds else self._exact
 
     def scores(self, offsets: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape"]:
         """Return the score of each offset's bucket for each head."""
@@ -105,8 +110,7 @@ class T5Buckets(ScoringFunction):
 
     def support(self, eps: float) -> Int32[Tensor, "heads 2"]:
         """Return the offsets from which on the last buckets hold all the rest, exactly."""
-        last = self._thresholds[-1] if self._thresholds else self._exact
-        ends = (-last, last if self.bidirectional else 0)
+        ends = (-self.farthest, self.farthest if self.bidirectional else 0)
         # Filled on the device: a copy from the host could not be captured in a CUDA graph.
         heads, device = (self.num_attention_heads,), self._place.device
         return torch.stack(
