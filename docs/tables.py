@@ -1,4 +1,4 @@
-"""Write the tables of results.md, reliability.md, fused.md and the README anew from their records.
+"""Write the tables of results, reliability, fused, methods and the README anew from their records.
 
     python docs/tables.py
 
@@ -23,6 +23,7 @@ PROBE = json.loads((DOCS / "records/2026-11-16-review/t5-probe.json").read_text(
 FUSED = [row for path in sorted(BENCHMARKS.glob("2026-11-19-fused-models-cpu*.json"))
          for row in json.loads(path.read_text())["rows"]]  # fmt: skip
 MPNET = json.loads((BENCHMARKS / "2026-11-19-fused-mpnet-cpu.json").read_text())
+CONFORMANCE = json.loads((DOCS / "records/2026-11-19-conformance.json").read_text())
 FAR = json.loads((PRETRAIN / "causal/extrapolation.json").read_text())
 WHERE = {"tisa": "one for each layer", "tisa layers=shared": "one for all layers",
          "tisa layers=first": "in the first layer only", "none": "none"}  # fmt: skip
@@ -251,9 +252,25 @@ def real():
     return table(*lines)
 
 
+def conformance():
+    """Return how far each method is from what its authors' code computes."""
+    lines = [["method", "options", "the authors' code", "what was changed to run it", "outputs",
+              "gradients"]]  # fmt: skip
+    for row in CONFORMANCE["rows"]:
+        options = ", ".join(f"{k}={v}" for k, v in row["position_options"].items())
+        decoder = ", decoder" if row["is_causal"] else ""
+        where = f"https://github.com/{row['repository']}/tree/{row['commit']}"
+        lines.append([
+            f"`{row['position']}`{decoder}", options, f"[{row['repository']}]({where})",
+            row["changed"], f"{row['output']:.0e}", f"{row['gradients']:.0e}",
+        ])  # fmt: skip
+    return table(*lines)
+
+
 RESULTS = (shares, far, rates, encoder, where)
 PAGES = {"results.md": RESULTS, "reliability.md": (faults, flips, calls),
-         "fused.md": (fused, probe, real), "../README.md": (fused_steps,)}  # fmt: skip
+         "fused.md": (fused, probe, real), "../README.md": (fused_steps,),
+         "methods.md": (conformance,)}  # fmt: skip
 
 
 def page(text, tables=RESULTS):
