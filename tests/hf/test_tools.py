@@ -13,6 +13,7 @@ import transformers
 
 import command
 import tisa.hf
+from own_methods import FUNCTION
 from tiny import DECODERS, FAMILIES, SIZES, inputs, logits, original, shake, token_lists
 from tisa.hf import measure
 from tisa.hf.calibration import pieces
@@ -441,10 +442,23 @@ def test_the_command_line(encoder, tmp_path):
     assert "there already" in str(again.exception)
 
 
+def test_the_command_line_with_a_function_of_ones_own(encoder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "root.py").write_text(FUNCTION)
+    (tmp_path / "text.txt").write_text("\n".join(lines()))
+    call = ["convert", str(encoder), "--text", "text.txt", "--out", "out", "--report"]
+    shown = command.tisa_([*call, "--scoring", "root.py:Root:start=0.1"])
+    assert shown.exit_code == 0, (shown.output, shown.exception)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Scores: root.py:Root." in page
+    assert page.count('<button type="button" class="head"') == 2 * 4
+
+
 @pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("more", "words"),
     [
+        (["--scoring", "rotary"], "scoring must be a function of the offset"),
         (["--lengths", "many"], "expected two whole numbers with commas"),
         (["--positions", "both"], "positions"),
         (["--score", "nowhere"], "module:function"),

@@ -61,6 +61,16 @@ def card_of(model: PreTrainedModel) -> str:
         "zero": "The scores began at 0, where they change nothing.",
         "reference": "The scores began with the random kernels of the author's code.",
     }[tisa["start"]]
+    formula = (
+        f"f(k) = Σ a·exp(−|b|·(k − c)²), to its logits. {scores:,} numbers,\n"
+        f"{tisa['num_kernels']} kernels per head"
+    )
+    needs = "import tisa.hf  # or trust_remote_code=True without the package"
+    if other := tisa.get("scoring"):
+        formula = f"f(k) of `{other['name']}`, to its logits. {scores:,} numbers"
+        needs = "import tisa.hf"
+        if other["source"]:
+            needs += f"\nfrom {other['source']['module'] or 'mine'} import {other['source']['cls']}"
     made_from = tisa.get("made_from", {})
     files = made_from.get("weights") or {"all tensors": made_from.get("tensors", "not known")}
     sums = "\n".join(f"- {name}: {digest}" for name, digest in files.items())
@@ -77,11 +87,10 @@ library_name: transformers
 # {Path(str(origin)).name} with translation-invariant self-attention
 
 Made from {Path(str(origin)).name} with the Python package tisa: every attention head adds a score
-of the offset between two tokens, f(k) = Σ a·exp(−|b|·(k − c)²), to its logits. {scores:,} numbers,
-{tisa["num_kernels"]} kernels per head. {kept} {start}
+of the offset between two tokens, {formula}. {kept} {start}
 
 ```python
-import tisa.hf  # or trust_remote_code=True without the package
+{needs}
 from transformers import AutoModel
 
 model = AutoModel.from_pretrained("path/to/this/folder")

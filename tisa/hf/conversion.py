@@ -19,9 +19,11 @@ from tisa.hf.calibration import (
     load_tokenizer,
     tokens_of,
 )
-from tisa.hf.core import FORMAT, LIFTED, TABLES, Folded, model_class
+from tisa.hf.core import LIFTED, TABLES, Folded, model_class
 from tisa.hf.fit import fit_scores
+from tisa.hf.other_scores import described_scoring
 from tisa.hf.registry import register_type
+from tisa.positions import Given, resolve
 from tisa.scoring.base import check_flags
 from tisa.store import tensors_digest
 
@@ -34,6 +36,7 @@ Start = Literal["reference", "zero", "fit"]
 def convert(
     model: PreTrainedModel,
     *,
+    scoring: Given = "tisa",
     num_kernels: int = 5,
     positions: Positions = "replace",
     init: Start | None = None,
@@ -48,10 +51,13 @@ def convert(
 
     Args:
         model: any model whose attention goes through transformers' attention interface, and MPNet.
-        num_kernels: S, kernels per head.
+        scoring: what gives the scores: TISA's kernels; any other function of the offset by its name
+            ("near-far"), a class of your own, or "my_file.py:Class". Options follow a name after
+            colons. It is needed again to load the model.
+        num_kernels: S, kernels per head, for a function that has some.
         positions: "replace" leaves the learned position table out (the paper's b), and the model
             takes any length; "keep" adds scores to the positions that it has (its a).
-        init: "fit", kernels fitted to the model's own heads (with "replace", where it is the
+        init: "fit", scores fitted to the model's own heads (with "replace", where it is the
             default); "reference", the author's random kernels (the default with "keep"); "zero",
             which changes nothing yet.
         fold: with "replace", keep what the position vectors say besides the order: one vector for
@@ -65,9 +71,11 @@ def convert(
         progress: called with (layers fitted, layers).
     """
     check_flags("convert", fold=fold, shared=shared)
+    chosen = resolve(scoring, what="scoring")
     if init is None:
         init = "fit" if positions == "replace" and num_kernels else "reference"
     _check(model, num_kernels, positions, init, shared, fold_by)
+    scores = described_scoring(chosen, model, num_kernels, init)
     fold = fold and positions == "replace"
     sequences, ends = None, None
     if fold or init == "fit":
@@ -75,9 +83,9 @@ def convert(
         sequences = tokens_of(calibration, model, tokenizer)
         ends = ends_of(sequences, tokenizer)
     described = {
-        "format": FORMAT,
+        "format": 1,
         "base_model_type": model.config.model_type,
-        "num_kernels": num_kernels,
+        **scores,
         "positions": positions,
         "init": "zero" if init == "zero" else "reference",
         "start": init,

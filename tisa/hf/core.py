@@ -28,8 +28,8 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-# Written into every config; a higher one is of a newer package.
-FORMAT = 1
+# The highest format of a config that is read here: 1, or 2 with scores that are no kernels.
+FORMAT = 2
 # No limit: more tokens than fit any memory.
 LIFTED = 2**20
 # Under these names a learned position table is found.
@@ -73,8 +73,11 @@ class Call:
 class Scores(nn.Module):
     """f(k) of each head, as `tisa.TISA` computes it: float32 whatever the model's dtype is."""
 
-    def __init__(self, heads: int, kernels: int, init: str = "zero") -> None:
+    def __init__(self, heads: int, tisa: dict[str, Any]) -> None:
         super().__init__()
+        if other := tisa.get("scoring"):
+            raise ValueError(f"scoring: {other['name']} needs tisa, and no trust_remote_code=True")
+        kernels = tisa["num_kernels"]
         for name in ("kernel_amplitudes", "kernel_sharpness", "kernel_offsets"):
             self.register_parameter(name, nn.Parameter(torch.zeros(heads, kernels).float()))
 
@@ -199,8 +202,7 @@ def segments_of(call: Call, queries: int, keys: int) -> Tensor | None:
     if call.packed is not None:
         places = torch.arange(queries, device=call.packed[0].device)
         segments = torch.bucketize(places, call.packed[0][1:], right=True).unsqueeze(0)
-    fits = segments is not None and queries == keys == segments.shape[-1]
-    return segments if fits else None
+    return segments if segments is not None and queries == keys == segments.shape[-1] else None
 
 
 def same_segment(segments: Tensor) -> Tensor:
@@ -212,8 +214,7 @@ def additive(mask: Any, dtype: torch.dtype) -> Any:
     """Return a mask that is added to the logits from one that may be boolean."""
     if mask is None or mask.dtype != torch.bool:
         return mask
-    zero = torch.zeros((), dtype=dtype, device=mask.device)
-    return torch.where(mask, zero, torch.finfo(dtype).min)
+    return torch.where(mask, mask.new_zeros((), dtype=dtype), torch.finfo(dtype).min)
 
 
 def own_name(implementation: str | None) -> str:
@@ -440,8 +441,7 @@ def attention_modules(model: nn.Module) -> list[Any]:
 
 def num_heads(module: Any, config: Any) -> int:
     """Return how many query heads the attention module has."""
-    names = ("num_attention_heads", "num_heads", "n_heads")
-    found = (getattr(module, name, None) for name in names)
+    found = (getattr(module, n, None) for n in ("num_attention_heads", "num_heads", "n_heads"))
     return next((n for n in found if isinstance(n, int)), None) or int(config.num_attention_heads)
 
 
@@ -471,8 +471,7 @@ def _attach(model: Any) -> None:
         module.config = model.config
         module.keeps_relative_bias = tisa["positions"] == "keep"
         module.offset_scores = nn.ModuleList(
-            parts.scoring(heads, tisa["num_kernels"], init=tisa["init"])
-            for _ in range(1 if tisa["shared"] else passes(model))
+            parts.scoring(heads, tisa) for _ in range(1 if tisa["shared"] else passes(model))
         )
     for module in list(model.modules()):
         if hasattr(module, "albert_layer_groups"):
@@ -616,9 +615,9 @@ class Converted(PreTrainedModel):
         return (model, info) if wanted else model
 
     def _init_weights(self, module: Any) -> None:
-        if isinstance(module, parts.scoring):
+        if isinstance(module, parts.scores):
             if not all(getattr(p, "_is_hf_initialized", False) for p in module.parameters()):
-                module.reset_parameters()
+                getattr(module, "reset_parameters", bool)()
         elif not isinstance(module, Nothing):
             super()._init_weights(module)
 
@@ -707,7 +706,8 @@ def __getattr__(name: str) -> Any:
 class Parts:
     """What the package hands in; by default what stands for it where the package is not."""
 
-    scoring: Any = Scores  # of (heads, kernels, init=…)
+    scoring: Any = Scores  # of (heads, `tisa` of the config)
+    scores: Any = Scores  # the class of what that makes
     to_matrix: Any = lambda vector, queries, keys: vector.unfold(-1, keys, 1).flip(-2)
     functions: dict[str, Any] = field(default_factory=lambda: {"sdpa": sdpa, "eager": eager})
     default: str = "sdpa"

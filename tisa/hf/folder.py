@@ -36,6 +36,7 @@ def convert_folder(
     *,
     positions: Positions = "replace",
     init: Start | None = None,
+    scoring: str = "tisa",
     num_kernels: int = 5,
     fold: bool = True,
     shared: bool = False,
@@ -57,6 +58,8 @@ def convert_folder(
         out: the folder to write; it must not be there yet, and is there only when all is done.
         positions: "replace" the position table, or "keep" it and add scores.
         init: "fit", "zero" or "reference"; None: "fit" where positions are replaced.
+        scoring: what gives the scores: kernels, or another function of the offset, by name
+            (near-far) or as my_file.py:Class.
         num_kernels: kernels per head, S.
         fold: keep what position vectors say besides the order.
         shared: ALBERT: one scoring function for all passes.
@@ -96,8 +99,8 @@ def convert_folder(
             )
         calibration = pieces(used or default_texts(), tokenizer, lengths, seed=seed)
     converted = convert(
-        original, positions=positions, init=init, num_kernels=num_kernels, fold=fold,
-        fold_by="tokens" if lengths is None else "inputs", shared=shared,
+        original, positions=positions, init=init, scoring=scoring, num_kernels=num_kernels,
+        fold=fold, fold_by="tokens" if lengths is None else "inputs", shared=shared,
         calibration=calibration, tokenizer=tokenizer, progress=progress,
     ).eval()  # fmt: skip
     converted.config.tisa["made_from"]["weights"] = checkpoint.digests()

@@ -33,7 +33,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tisa.hf import core, implementations
 from tisa.hf.families import LOADED_TYPES
 from tisa.offsets import to_matrix
-from tisa.scoring import TISA
+from tisa.positions import recalled, resolve
+from tisa.scoring import TISA, ScoringFunction
 from tisa.store import alone, told
 from tisa.weights import FLOATS, Checkpoint
 
@@ -84,10 +85,21 @@ def register_type(model_type: str) -> None:
             getattr(modeling_auto, name).register(config, made, exist_ok=True)
 
 
+def scoring_of(heads: int, tisa: dict[str, Any]) -> ScoringFunction:
+    """Return the scoring function that a config describes: kernels, or a class that is at hand."""
+    told = tisa.get("scoring")
+    if told is None:
+        return TISA(heads, tisa["num_kernels"], init=tisa["init"])
+    cls = resolve(recalled(told["name"], told["source"], what="scoring")).scoring
+    assert cls is not None
+    return cls(heads, **told["options"])
+
+
 def register() -> None:
     """Hand the operator to `core`; register the usual model types with the Auto classes."""
     core.parts = core.Parts(
-        scoring=TISA,
+        scoring=scoring_of,
+        scores=ScoringFunction,
         to_matrix=to_matrix,
         functions={
             "tisa": implementations.on_operator,

@@ -7,10 +7,10 @@ import torch
 from transformers import PreTrainedModel
 
 from tisa import store
+from tisa.hf.core import OwnScores
 from tisa.hf.folder import Done
 from tisa.pages import page as made_page
 from tisa.pages.kit import minus, signed
-from tisa.scoring import TISA
 
 REACH = 32
 
@@ -44,7 +44,8 @@ def page(done: Done) -> str:
 def curves_of(model: PreTrainedModel, reach: int = REACH) -> list[torch.Tensor]:
     """Return f(k) for |k| ≤ reach of every scoring function, each (heads, 2·reach + 1)."""
     offsets = torch.arange(-reach, reach + 1, device=model.device)
-    scorings = [m for m in model.modules() if isinstance(m, TISA)]
+    owners = (m for m in model.modules() if isinstance(m, OwnScores))
+    scorings: list[Any] = [scoring for owner in owners for scoring in owner.offset_scores]
     return [scoring.scores(offsets).detach().cpu() for scoring in scorings]
 
 

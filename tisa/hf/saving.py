@@ -10,6 +10,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tisa.hf.card import seal
 from tisa.hf.core import LIFTED
 from tisa.hf.core import model_class as converted_class
+from tisa.hf.other_scores import with_scoring
 from tisa.hf.registry import (
     Lacking,
     base_class,
@@ -20,6 +21,7 @@ from tisa.hf.registry import (
     tokenizer_of,
 )
 from tisa.hf.sentence import copy_sentence_files, sentence_folder
+from tisa.positions import Given
 from tisa.store import alone
 from tisa.weights import Checkpoint, read_checkpoint
 
@@ -66,6 +68,7 @@ def load(
     *,
     model_class: Any = None,
     new_head: bool = False,
+    scoring: Given | None = None,
     **kwargs: Any,
 ) -> PreTrainedModel:
     """Return a saved converted model in the class that it was saved in, whatever its type is.
@@ -78,6 +81,8 @@ def load(
         model_class: the class of the model that was converted, where transformers does not have it;
             or another one for it.
         new_head: a head that the file lacks is drawn at random, to be trained.
+        scoring: the class of its scores where that is none of this package: the class, or
+            "my_file.py:Class". A class that is imported or registered is found without.
         **kwargs: for `from_pretrained`.
     """
     hub = {key: kwargs.pop(key) for key in HUB if key in kwargs}
@@ -89,6 +94,7 @@ def load(
     register_type(described["base_model_type"])
     config = config_of(checkpoint)
     config.name_or_path = str(name)
+    with_scoring(config.tisa, scoring)
     stock = str((config.architectures or [""])[0]).removeprefix("Tisa")
     cls = model_class or (model_classes(stock_config).get(stock) if stock else AutoModel)
     if cls is None:
