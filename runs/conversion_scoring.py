@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import torch
+from conversion import model_folder
 
 import tisa.hf
-from conversion import model_folder
 from tisa.hf.calibration import batches_of, tokens_of
 from tisa.hf.fit import fit_scores
 from tisa.hf.saving import load_stock
