@@ -70,7 +70,7 @@ def compare(noted, cluster, pdl):
         assert [len(x) for x in triton_s.parameters] == SIZES
         assert all(launch == triton_s for launch in ours), (triton_s, ours)
         assert not launching.long_way, launching.long_way
-    (templates,) = known.shape.templates.values()
+    (templates,) = known.templates.values()
     assert len(templates) == 1
     print(f"the same launch: {cluster} blocks in a cluster, dependent: {pdl}")
 

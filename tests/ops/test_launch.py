@@ -56,7 +56,7 @@ def test_a_template_is_filled_in_for_other_tensors():
     query, scratch = torch.randn(4, 16), torch.empty(32)
     arguments = {"query": query, "sums": scratch[8:], "rows": 4, "mask": None}
     template = _template(fake(launcher), kernel, 7, arguments, (query, scratch))
-    template.among((1000, 2000))("stream")
+    template.launch((1000, 2000), "stream")
     (given,) = launcher.calls
     assert given[:4] == (7, 1, 1, "stream")
     assert given[-4:] == (1000, 2032, 4, None)
@@ -71,7 +71,7 @@ def test_addresses_inside_of_groups_are_filled_in_too():
     arguments = {"rules": rules, "output": strided(output), "FIXED": fixed}
     tensors = (query, None, mask, output)
     template = _template(fake(launcher), kernel, 1, arguments, tensors)
-    template.among((1000, None, 2000, 3000))("stream")
+    template.launch((1000, None, 2000, 3000), "stream")
     filled = (1000, None, (2000, 4, 0, 0, 1), None, None, None, 3, None, 0.5)
     assert launcher.calls[0][-3:] == (filled, (3000, 64, 64, 16), fixed)
 
@@ -82,7 +82,7 @@ def test_descriptors_are_those_of_the_new_address():
     key = torch.randn(4, 16)
     described = {"key": TensorDescriptor(key, [4, 16], [16, 1], [4, 16], padding="nan")}
     template = _template(fake(launcher), kernel, 1, described, (None, key))
-    template.among((None, 4096))("stream")
+    template.launch((None, 4096), "stream")
     given = launcher.calls[0][-1]
     assert given.base.data_ptr() == 4096
     assert (given.shape, given.strides, given.padding) == ([4, 16], [16, 1], "nan")
@@ -128,15 +128,28 @@ def test_launchers_of_several_versions_are_known(taken):
     assert launch._launcher(fake(launcher)) == (launcher, "function", "metadata")
 
 
-def test_triton_s_own_launcher_gives_the_driver_the_same():
-    """In a process of its own: here Triton interprets."""
+def lines_of(script, *arguments):
+    """Return what a script prints, in a process of its own: here Triton interprets."""
     answer = subprocess.run(
-        [sys.executable, Path(__file__).with_name("launch_process.py")],
+        [sys.executable, Path(__file__).with_name(script), *arguments],
         capture_output=True, text=True, cwd=ROOT,
         env={"PATH": os.environ["PATH"], "HOME": "/tmp", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr[-2000:]
-    assert len(answer.stdout.splitlines()) == 2
+    return answer.stdout.splitlines()
+
+
+def test_triton_s_own_launcher_gives_the_driver_the_same():
+    assert len(lines_of("launch_process.py")) == 2
+
+
+def test_calls_that_are_remembered_give_the_driver_the_same():
+    assert lines_of("call_process.py", "band") == ["band"]
+
+
+@pytest.mark.full
+def test_calls_of_every_kind_that_are_remembered_give_the_driver_the_same():
+    assert len(lines_of("call_process.py")) == 5
 
 
 def test_what_a_compiled_kernel_knows_of_addresses():
@@ -144,14 +157,16 @@ def test_what_a_compiled_kernel_knows_of_addresses():
     assert _alignment((32, None, 36)) != _alignment((32, None, 48))
     # The same tensor twice is another call than two tensors: which is which could not be told.
     assert _alignment((32, 32)) != _alignment((32, 64))
+    assert _alignment((32, 32, 64)) != _alignment((32, 64, 64))
+    # Memory of nothing has no address.
+    assert _alignment((32, 0, 0)) == _alignment((64, 0, 0))
 
 
 def test_shapes_are_shared_by_addresses(monkeypatch):
-    monkeypatch.setattr(launch, "_known", {})
     monkeypatch.setattr(launch, "_shapes", {})
     one, other = torch.randn(4, 16), torch.randn(4, 16)
     first = launch.known((one, None), 1.0)
-    assert launch.known((one, None), 1.0) is first
-    assert launch.known((other, None), 1.0).shape is first.shape
-    assert launch.known((other, None), 2.0).shape is not first.shape
-    assert launch.known((other[:2], None), 1.0).shape is not first.shape
+    assert launch.known((other, None), 1.0) is first
+    assert launch.known((other, None), 2.0) is not first
+    assert launch.known((other[:2], None), 1.0) is not first
+    assert launch.known((other.t(), None), 1.0) is not first

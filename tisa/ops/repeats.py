@@ -1,15 +1,16 @@
 """A call that was made before is not looked at again.
 
-With short sequences Python takes longer than the GPU, and a training loop makes the same calls at
-the same addresses again and again (PyTorch's allocator hands out the same memory). So a backend may
-say how to repeat a call (`repeat`), which is kept under all that a check or a choice depends on.
+With short sequences Python takes longer than the GPU, and a training loop makes calls of the same
+shapes again and again. So a backend may say how to repeat a call (`repeat`), which is kept under
+all that a check or a choice depends on. Not under addresses: in training they change from step to
+step.
 """
 
 from collections.abc import Callable, Hashable
 
 import torch
 
-from tisa.ops.call import autocast_enabled, identity, plain
+from tisa.ops.call import autocast_enabled, likeness, plain
 from tisa.shapes import Tensor
 
 # From query, key, value, scores, band and mask to the output.
@@ -42,7 +43,7 @@ def signature(
         return None
     autocast = torch.get_autocast_dtype(device.type) if autocast_enabled(device) else None
     # With their types: 1 equals True.
-    return identity(query, key, value, scores, band, mask), autocast, told, *map(type, told)
+    return likeness(query, key, value, scores, band, mask), autocast, told, *map(type, told)
 
 
 def find(signature: Hashable | None) -> Repeat | None:

@@ -95,7 +95,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def repeat(call: Call) -> Repeat | None:
-    """Return what does this call again with tensors that lie in the same places; None if nothing.
+    """Return what does this call again with tensors that lie as these do; None if nothing.
 
     It takes query, key, value, scores, band and mask, and looks at none of them.
     """

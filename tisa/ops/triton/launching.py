@@ -1,13 +1,11 @@
 """A plan is launched, and remembered, so that launching it again is quick (docs/log.md).
 
 Triton looks at every argument of every launch, which for short sequences takes far longer than the
-kernels do. So what its launcher was given is kept, twice. Under the shapes of a call, as a
-`Template`: addresses are filled in when it is launched for other tensors. And under the addresses
-as well, since a training loop often calls with the same ones again (PyTorch's allocator hands out
-the same memory): then nothing is left to fill in. What is called is the launcher of a compiled
-kernel (`CompiledKernel.run`), as Triton itself calls it. Where that is not as expected (another
-version) nothing is kept, every launch goes the long way, and that is said: in a warning, and by
-`tisa doctor` (`long_way`).
+kernels do. So what its launcher was given is kept under the shapes of a call, as a `Template`:
+addresses are filled in when it is launched for other tensors. What is called is the launcher of a
+compiled kernel (`CompiledKernel.run`), as Triton itself calls it. Where that is not as expected
+(another version) nothing is kept, every launch goes the long way, and that is said: in a warning,
+and by `tisa doctor` (`long_way`).
 """
 
 import inspect
@@ -23,9 +21,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tisa.ops.triton.plan import Launch
 
-_Again = Callable[[int], None]
 # Forgetting all at once is simpler than forgetting the oldest.
-_MOST_SHAPES, _MOST_CALLS, _MOST_PLACES = 1024, 1024, 64
+_MOST_SHAPES = 1024
 
 
 class Shape:
@@ -36,37 +33,20 @@ class Shape:
     def __init__(self) -> None:
         # In numbers, by what is computed.
         self.sizes: dict[Hashable, int] = {}
-        # None where a launch cannot be repeated.
-        self.templates: dict[Hashable, list[Template] | None] = {}
-
-
-class Known:
-    """What is remembered of the calls with certain inputs."""
-
-    __slots__ = ("launches", "shape")
-
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
-        # By what is computed and the addresses of everything else that is read or written.
-        self.launches: dict[Hashable, list[_Again]] = {}
+        self.templates: dict[Hashable, list[Template]] = {}
 
 
 _shapes: dict[Hashable, Shape] = {}
-_known: dict[Hashable, Known] = {}
 
 
-def known(tensors: Sequence[Tensor | None], *numbers: Hashable) -> Known:
+def known(tensors: Sequence[Tensor | None], *numbers: Hashable) -> Shape:
     """Return what is remembered of a call; a plan may depend on these numbers and on no others."""
-    places = tuple(None if t is None else t.data_ptr() for t in tensors)
-    shape = (tuple(map(layout, tensors)), numbers)
-    found = _known.get((places, shape))
+    shape = (*map(layout, tensors), numbers)
+    found = _shapes.get(shape)
     if found is None:
-        kind = (shape, _alignment(places))
-        if len(_known) >= _MOST_CALLS:
-            _known.clear()
         if len(_shapes) >= _MOST_SHAPES:
             _shapes.clear()
-        found = _known[places, shape] = Known(_shapes.setdefault(kind, Shape()))
+        found = _shapes[shape] = Shape()
     return found
 
 
@@ -76,7 +56,7 @@ def layout(tensor: Tensor | None) -> Hashable:
 
 
 def launch(
-    call: Known,
+    call: Shape,
     what: Hashable,
     inputs: Sequence[Tensor | None],
     others: Sequence[Tensor | None],
@@ -87,30 +67,22 @@ def launch(
 
     Beside the call's numbers and how its inputs lie, a plan may depend on `what` alone.
     """
-    places = tuple(None if t is None else t.data_ptr() for t in others)
     with on(device):
         if not compiles(device) or _watched():
             for kernel, programs, arguments in plan():
                 kernel[(programs,)](**arguments)
             return
-        stream = current_stream(device)
-        found = call.launches.get((what, places))
-        if found is not None:
-            for again in found:
-                again(stream)
-            return
-        here = (*(None if t is None else t.data_ptr() for t in inputs), *places)
+        here = [None if t is None else t.data_ptr() for t in (*inputs, *others)]
         kind = (what, _alignment(here))
-        templates = call.shape.templates.get(kind)
+        templates = call.templates.get(kind)
         if templates is None:
-            call.shape.templates[kind] = _launched(plan(), (*inputs, *others))
+            made = _launched(plan(), (*inputs, *others))
+            if made is not None:
+                call.templates[kind] = made
             return
-        repeats = [template.among(here) for template in templates]
-        for again in repeats:
-            again(stream)
-        if len(call.launches) >= _MOST_PLACES:
-            call.launches.clear()
-        call.launches[what, places] = repeats
+        stream = current_stream(device)
+        for template in templates:
+            template.launch(here, stream)
 
 
 def _launched(plan: Sequence[Launch], tensors: Sequence[Tensor | None]) -> list["Template"] | None:
@@ -157,11 +129,12 @@ def _launcher(compiled: Any) -> tuple[Callable[..., None], Any, Any]:
     return run, function, metadata
 
 
-def _alignment(places: Sequence[int | None]) -> tuple[Hashable, ...]:
+def _alignment(places: Sequence[int | None]) -> Hashable:
     """Return what a compiled kernel knows of addresses, and which of them are the same."""
-    return tuple(
-        None if place is None else (place % 16 == 0, places.index(place)) for place in places
-    )
+    there = [place for place in places if place]
+    if len(set(there)) == len(there) and not any(place % 16 for place in there):
+        return ()
+    return tuple([place and (place % 16 == 0, places.index(place)) for place in places])
 
 
 def compiles(device: torch.device) -> bool:
@@ -245,10 +218,9 @@ class Template(NamedTuple):
     # Numbers as they are, a Place, a Described, or a Group of such.
     arguments: Group
 
-    def among(self, places: Sequence[int | None]) -> _Again:
-        """Return what launches it on a stream for tensors that begin at these addresses."""
-        run, programs, tail = self.run, self.programs, (*self.middle, *self.arguments.among(places))
-        return lambda stream: run(programs, 1, 1, stream, *tail)
+    def launch(self, places: Sequence[int | None], stream: int) -> None:
+        """Launch it on a stream for tensors that begin at these addresses."""
+        self.run(self.programs, 1, 1, stream, *self.middle, *self.arguments.among(places))
 
 
 def _template(

@@ -15,7 +15,7 @@ from tisa.ops.call import needs_gradient, plain
 from tisa.ops.repeats import Repeat
 from tisa.ops.schema import refuse_second_derivative, schema_of
 from tisa.ops.triton import plan, plan_backward
-from tisa.ops.triton.launching import Known, known, launch, layout
+from tisa.ops.triton.launching import Shape, known, launch, layout
 from tisa.ops.triton.plan_backward import Gradients, Upstream
 from tisa.ops.triton.problem import Inputs, Problem, loadable, statistics_shape
 
@@ -26,7 +26,7 @@ class Prepared(NamedTuple):
     """The inputs as the kernels can read them, and what is remembered of calls with them."""
 
     inputs: Inputs
-    known: Known
+    known: Shape
 
 
 def prepared(inputs: Inputs) -> Prepared:
@@ -91,7 +91,7 @@ def run_backward(
 
 def _size(ready: Prepared, what: Hashable, count: Callable[[], int]) -> int:
     """Return how many numbers of scratch memory are needed, counted once."""
-    sizes = ready.known.shape.sizes
+    sizes = ready.known.sizes
     found = sizes.get(what)
     if found is None:
         found = sizes[what] = count()
@@ -210,14 +210,14 @@ class Eager(torch.autograd.Function):
         value: Tensor,
         scores: Tensor | None,
         rest: tuple[Any, ...],
-        before: Known | None,
+        before: Shape | None,
     ) -> tuple[Tensor, Tensor]:
         """Return what `forward_operator` returns; `before`: the inputs were looked at before."""
         inputs = Inputs(query, key, value, scores, *rest)
         ready = prepared(inputs) if before is None else Prepared(inputs, before)
         output, statistics = run_forward(ready, inference=False)
         ctx.save_for_backward(output, statistics, *ready.inputs[:9])
-        ctx.known, ctx.numbers = ready.known, inputs[9:]
+        ctx.numbers = inputs[9:]
         ctx.set_materialize_grads(False)
         return output, statistics
 
@@ -240,7 +240,8 @@ class Eager(torch.autograd.Function):
             )  # fmt: skip
         else:
             gradients = run_backward(
-                Prepared(Inputs(*tensors, *ctx.numbers), ctx.known),
+                # Looked at again: hooks may have put them elsewhere, and in another order.
+                prepared(Inputs(*tensors, *ctx.numbers)),
                 Upstream(grad_output, grad_statistics, output, statistics),
                 needs,
             )
@@ -258,7 +259,7 @@ def attend(inputs: Inputs, *, inference: bool) -> tuple[Tensor, Tensor]:
 
 
 def repeat(inputs: Inputs) -> Repeat | None:
-    """Return what does the same call again, with tensors that lie where these do.
+    """Return what does the same call again, with tensors that lie as these do.
 
     None where they would have to be copied first.
     """

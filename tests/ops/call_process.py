@@ -1,0 +1,112 @@
+"""Calls as they are remembered beside the same calls launched by Triton's own means.
+
+    python tests/ops/call_process.py [name of a call …]
+
+For test_launch.py. Prints one line for each call that gives the driver the same, whatever its
+gradients, wherever its tensors lie; stops at the first that does not.
+"""
+
+import contextlib
+import sys
+
+import torch
+
+import tisa
+from stubbed import Launched, stubbed
+from tisa.ops.triton import launching
+
+LENGTH, HEADS, WIDTH = 256, 2, 64
+CALLS = {
+    "band": {},
+    "short": {"length": 100},
+    "no scores": {"scores": False, "band": False, "options": {"is_causal": True}},
+    "mask": {"mask": True, "band": False},
+    "decoding": {"queries": 1, "length": 1024},
+}
+# Which of query, key, value and scores have a gradient.
+NEEDS = [(True,) * 4, (True, False, False, True), (False, True, False, False), (False,) * 4]
+
+
+def drawn(call):
+    """Return query, key, value, scores and what else a call is given, in memory of their own."""
+    length = call.get("length", LENGTH)
+    queries = call.get("queries", length)
+
+    def projected(rows):
+        # As a projection leaves it: (batch, length, heads, dim).
+        return torch.randn(2, rows, HEADS, WIDTH).bfloat16().transpose(1, 2)
+
+    options = dict(call.get("options", {}))
+    if call.get("band", True):
+        options["band"] = torch.tensor([[-20, 5]] * HEADS, dtype=torch.int32)
+    if call.get("mask"):
+        options["attn_mask"] = torch.rand(2, 1, 1, length) > 0.3
+    scores = torch.randn(HEADS, queries + length - 1) if call.get("scores", True) else None
+    return [projected(queries), projected(length), projected(length), scores], options
+
+
+def moved():
+    """Keep what is saved for the backward pass elsewhere, and in another order."""
+
+    # All alive until the end of the step, lest something else comes to lie there.
+    alive = []
+
+    def pack(tensor):
+        alive.append((tensor, tensor.detach().clone(memory_format=torch.contiguous_format)))
+        return len(alive) - 1
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda number: alive[number][1])
+
+
+def step(noted, call, needs, hooks):
+    """Return what the driver was given, every address by what lies there."""
+    tensors, options = drawn(call)
+    leaves = [
+        t if t is None else t.requires_grad_(need) for t, need in zip(tensors, needs, strict=True)
+    ]
+    wanted = [t for t in leaves if t is not None and t.requires_grad]
+    upstream = torch.randn_like(tensors[0])
+    noted.launches.clear()
+    with hooks():
+        out = tisa.attention(*leaves, **options, backend="triton")
+    found = torch.autograd.grad(out, wanted, upstream) if wanted else ()
+    given = [*leaves, *options.values(), out, upstream, *found]
+    # Kept, lest something else comes to lie there.
+    places = {t.data_ptr(): f"tensor {i}" for i, t in enumerate(given) if torch.is_tensor(t)}
+    return [named(launch, places) for launch in noted.launches]
+
+
+def named(launch: Launched, places):
+    """Return a launch whose addresses are names; those not known are numbered as they appear."""
+
+    def name(value: bytes):
+        number = int.from_bytes(value[:8], "little")
+        if len(value) < 8 or number < 1 << 32:
+            return value
+        return places.setdefault(number, f"memory {len(places)}"), value[8:]
+
+    return launch._replace(parameters=[name(value) for value in launch.parameters])
+
+
+def compare(noted, name):
+    """Make a call by Triton's own means, then again and again as it is remembered."""
+    for needs in NEEDS:
+        if name == "decoding" and any(needs):
+            continue
+        for hooks in (contextlib.nullcontext, moved) if any(needs) else (contextlib.nullcontext,):
+            launching.compiles = lambda device: False
+            expected = step(noted, CALLS[name], needs, hooks)
+            assert expected
+            launching.compiles = lambda device: True
+            for turn in range(4):
+                found = step(noted, CALLS[name], needs, hooks)
+                for launch, other in zip(found, expected, strict=True):
+                    assert launch == other, (name, needs, hooks, turn, launch, other)
+    assert not launching.long_way, launching.long_way
+    print(name, flush=True)
+
+
+if __name__ == "__main__":
+    with stubbed() as noted:
+        for name in sys.argv[1:] or CALLS:
+            compare(noted, name)
