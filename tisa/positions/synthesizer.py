@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from tisa.ops.call import exporting
 from tisa.positions.base import (
     Layers,
     Position,
@@ -137,16 +138,16 @@ class Synthesizer(Position):
     ) -> Logits:
         """Return the synthetic logits of these queries."""
         copy, places = self._copy(layer), prepared.places
-        rows = slice(places.query_start, places.query_start + places.queries)
+        rows, columns = (places.query_start, places.queries), (0, places.keys)
         if self.form == "random":
-            found = self.logits[copy][None, :, rows, : places.keys]
+            found = _cut(_cut(self.logits[copy], 1, *rows), 2, *columns).unsqueeze(0)
         elif self.form == "factorised":
-            keys = self.key_factors[copy][:, : places.keys]
+            keys = _cut(self.key_factors[copy], 1, *columns)
             if self.variant == "author":
-                found = (self.query_factors[copy][:, : places.keys] * keys).sum(-1)
+                found = (_cut(self.query_factors[copy], 1, *columns) * keys).sum(-1)
                 found = found[None, :, None].expand(-1, -1, places.queries, -1)
             else:
-                queries = self.query_factors[copy][:, rows]
+                queries = _cut(self.query_factors[copy], 1, *rows)
                 found = (queries @ keys.transpose(-1, -2)).unsqueeze(0)
         else:
             found = self._dense(copy, query, hidden, places.keys)
@@ -154,12 +155,12 @@ class Synthesizer(Position):
 
     def _dense(self, copy: int, query: Queries | None, hidden: Hidden, keys: int) -> Logits:
         """Return the logits from each token alone."""
-        weight = self.second_weight[copy][..., :keys]
+        weight = _cut(self.second_weight[copy], 2, 0, keys)
         if self.variant == "author":
             inner = hidden.unsqueeze(1) @ self.first_weight[copy] if query is None else query
             return inner.relu() @ weight
         inner = hidden.unsqueeze(1) @ self.first_weight[copy] + self.first_bias[copy]
-        return inner.relu() @ weight + self.second_bias[copy][..., :keys]
+        return inner.relu() @ weight + _cut(self.second_bias[copy], 2, 0, keys)
 
     def _copy(self, layer: int) -> int:
         copy = self.copy_of(layer)
@@ -176,3 +177,14 @@ class Synthesizer(Position):
         """Return what `print(module)` shows."""
         form = f"form={self.form!r}, mixed={self.uses_content}, variant={self.variant!r}"
         return f"{super().extra_repr()}, {form}"
+
+
+def _cut(table: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """Return a part of a table along one dimension.
+
+    A copy in an exported graph, which would ask of a view whether it is the whole table.
+    """
+    if exporting():
+        places = torch.arange(start, start + length, device=table.device)
+        return table.index_select(dim, places)
+    return table.narrow(dim, start, length)
