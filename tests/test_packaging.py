@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("hf", "analysis", "floater", "dev")
+EXTRAS = ("hf", "analysis", "dev")
 JUNK = ("__pycache__", ".pyc", ".venv", ".mypy_cache", ".ruff_cache")
 
 
@@ -99,10 +99,9 @@ MISSING = [
     ("matplotlib", "tisa-lab criteria --out new", "lab"),
     ("matplotlib", "tisa-lab probes --methods tisa --tasks find --steps 1 --out new", "lab"),
     ("transformers", "tisa-lab demo --out new", "lab"),
-    ("torchdiffeq", "tisa-lab demo --out new --offline", "lab"),
+    ("tokenizers", "tisa-lab demo --out new --offline", "lab"),
     ("transformers", "tisa-lab glue model --out new", "lab"),
     ("transformers", "tisa-lab report folder", "lab"),
-    ("torchdiffeq", "tisa.SelfAttention(4, 2, position='floater')(torch.ones(1, 3, 4))", "floater"),
 ]  # fmt: skip
 # These import transformers whole.
 HEAVY = [

@@ -20,7 +20,6 @@ OPTIONAL = {
     "safetensors": "hf",
     "huggingface_hub": "analysis",
     "matplotlib": "analysis",
-    "torchdiffeq": "floater",
 }
 
 

@@ -18,7 +18,7 @@ def test_help_names_every_command():
             assert name in shown.stdout
 
 
-HEAVY = "transformers, datasets, matplotlib, sklearn, ray, torchdiffeq, safetensors"
+HEAVY = "transformers, datasets, matplotlib, sklearn, ray, safetensors"
 
 
 @pytest.mark.parametrize("package", ["tisa", "tisa_lab"])

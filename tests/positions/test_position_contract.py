@@ -106,8 +106,6 @@ def test_autocast(name):
 def test_devices(name):
     model = model_of(name).to("meta")
     assert {p.device.type for p in (*model.parameters(), *model.buffers())} == {"meta"}
-    if name == "floater":
-        pytest.skip("its solver compares times, which have no values on the meta device")
     found = model(tokens(2, 7).to("meta"), attention_mask=torch.ones(2, 7, device="meta").bool())
     assert found.device.type == "meta"
     assert found.shape == (2, 7, HIDDEN)
@@ -124,9 +122,37 @@ def test_gradients(name):
         return torch.func.functional_call(layer, dict(zip(parameters, values, strict=True)), (x,))
 
     values = [p.detach().requires_grad_() for p in parameters.values()]
-    # The adjoint's gradients are those of the equation, not of its discretisation.
-    tolerance = 1e-3 if name == "floater" else 1e-6
-    assert torch.autograd.gradcheck(run, (x, *values), atol=tolerance, rtol=1e-3, fast_mode=True)
+    assert torch.autograd.gradcheck(run, (x, *values), atol=1e-6, rtol=1e-3, fast_mode=True)
+
+
+def test_torch_func(name):
+    """Gradients of each sample, an ensemble of models, and forward-mode derivatives."""
+    layers = [tisa.SelfAttention(4, 2, position=name, max_position_embeddings=5) for _ in range(2)]
+    for layer in layers:
+        for p in layer.double().parameters():
+            torch.nn.init.normal_(p, 0.4, 0.3)
+    x, across = torch.randn(2, 2, 3, 5, 4, dtype=torch.float64)
+
+    def loss(parameters, x):
+        return torch.func.functional_call(layers[0], parameters, (x,)).square().sum()
+
+    def gradients(layer, x):
+        own = dict(layer.named_parameters())
+        return dict(zip(own, torch.autograd.grad(loss(own, x), list(own.values())), strict=True))
+
+    own = {n: p.detach() for n, p in layers[0].named_parameters()}
+    each = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(own, x[0].unsqueeze(1))
+    for i in range(3):
+        for key, expected in gradients(layers[0], x[0, i : i + 1]).items():
+            torch.testing.assert_close(each[key][i], expected, rtol=1e-9, atol=1e-9)
+    stacked, _ = torch.func.stack_module_state(layers)
+    ensemble = torch.vmap(torch.func.grad(loss))(stacked, x)
+    for i, layer in enumerate(layers):
+        for key, expected in gradients(layer, x[i]).items():
+            torch.testing.assert_close(ensemble[key][i], expected, rtol=1e-9, atol=1e-9)
+    along = torch.func.jvp(lambda x: loss(own, x), (x[0],), (across[0],))[1]
+    expected = (torch.func.grad(loss, argnums=1)(own, x[0]) * across[0]).sum()
+    torch.testing.assert_close(along, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_every_positional_parameter_learns(name):
@@ -240,12 +266,28 @@ def test_logits_are_what_the_softmax_is_taken_of(name):
 def test_compiles(name):
     torch._dynamo.reset()
     model = model_of(name)
-    # One graph, but for the solver, which stays outside.
-    compiled = torch.compile(model, backend="eager", fullgraph=name != "floater")
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
     x = tokens(2, 7)
     found = compiled(x)
     torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)
     found.sum().backward()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.unchecked
+def test_exports(name, is_causal):
+    """Any batch and any length that the method has parameters for, without this package."""
+    model = model_of(name, is_causal=is_causal).eval()
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=LIMIT)
+    with torch.no_grad():
+        program = torch.export.export(
+            model, (tokens(2, 7),), dynamic_shapes=({0: batch, 1: length},)
+        )
+        exported = program.module()
+        for shape in ((2, 7), (1, 3), (3, LIMIT)):
+            x = tokens(*shape)
+            torch.testing.assert_close(exported(x), model(x), rtol=1e-5, atol=1e-5)
+    assert not [node for node in program.graph.nodes if "tisa" in str(node.target)]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

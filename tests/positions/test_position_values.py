@@ -7,7 +7,7 @@ import torch
 
 import position_formulas
 import tisa
-from tisa.positions import METHODS, PositionConfig, build_position, places_of
+from tisa.positions import METHODS, PositionConfig, build_position, floater, flow, places_of
 from tisa.transformer import Transformer, TransformerConfig
 
 HIDDEN, HEADS, LENGTH = 8, 2, 11
@@ -172,29 +172,30 @@ def test_t5_equals_transformers(is_causal):
 
 
 def test_floater_solutions_are_kept_and_renewed(monkeypatch):
-    from tisa.positions import floater
-
     position = build_position("floater", PositionConfig(hidden_size=8, num_attention_heads=2))
     optimizer = torch.optim.AdamW([position.starts], lr=1.0, fused=True)
     position.starts.grad = torch.ones_like(position.starts)
-    asked, derivative = [], floater.derivative
-    monkeypatch.setattr(floater, "derivative", lambda *a: (asked.append(1), derivative(*a))[1])
+    asked, solve = [], flow.follow
+    monkeypatch.setattr(
+        floater, "follow", lambda state, grid, p: (asked.append(grid.positions - 1),
+                                                 solve(state, grid, p))[1],
+    )  # fmt: skip
     with torch.no_grad():
         first = position.solve(20)
-        assert len(asked) == 19 * 5 * 4
+        assert sum(asked) == 19
         again, shorter = position.solve(20), position.solve(7)
-        assert len(asked) == 19 * 5 * 4
+        assert sum(asked) == 19
         assert torch.equal(first, again)
         assert torch.equal(shorter, first[:, :, :7])
         longer = position.solve(23)
-        assert len(asked) == 22 * 5 * 4
+        assert sum(asked) == 22
         assert torch.equal(longer[:, :, :20], first)
         position.starts.add_(1.0)
         assert not torch.allclose(position.solve(23), longer)
         asked.clear()
         position.starts.sub_(1.0)
         torch.testing.assert_close(position.solve(23), longer)
-        assert len(asked) == 22 * 5 * 4
+        assert sum(asked) == 22
         # Neither of these leaves a trace on what it changes, not even its version.
         for change in (lambda: position.starts.data.add_(1.0), optimizer.step):
             before = position.solve(23)
@@ -226,30 +227,53 @@ def gradients(model, tokens):
     return [p.grad.clone() for p in model.parameters()]
 
 
-def test_floater_without_its_solver_names_the_extra(monkeypatch):
-    import sys
+def test_floater_gradients_are_those_of_its_steps():
+    """Its operator goes back through the steps by hand; autograd goes through the same ones."""
+    grid = flow.Grid(0.03, 0.002, 7, 5)
+    state = torch.randn(6, 8, dtype=torch.float64, requires_grad=True)
+    parameters = list(flow.Flow(8).double().parameters())
+    cotangent, found = torch.randn(7, 6, 8, dtype=torch.float64), []
+    for solve in (flow.follow, flow.stepped):
+        states = solve(state, grid, parameters)
+        found.append([states, *torch.autograd.grad((states * cotangent).sum(),
+                                                   [state, *parameters])])  # fmt: skip
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
 
-    monkeypatch.setitem(sys.modules, "torchdiffeq", None)
-    with pytest.raises(ImportError, match=r"pip install 'tisa\[floater\]'"):
-        tisa.SelfAttention(8, 2, position="floater")(torch.randn(1, 3, 8))
+
+def test_floater_keeps_no_step_for_its_backward_pass():
+    """What autograd keeps are the states at the positions, not the twenty maps between two."""
+    position = build_position("floater", PositionConfig(64, 2, 4))
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        solved = position.solve(40)
+    weights = sum(p.numel() for p in position.flow.parameters())
+    assert solved.numel() <= sum(kept) <= 2 * solved.numel() + 2 * weights
 
 
-def test_floater_adjoint_gradients_equal_those_through_the_solver(monkeypatch):
-    import torchdiffeq
+def test_floater_second_derivatives():
+    layer = tisa.SelfAttention(4, 2, position="floater").double()
+    x = torch.randn(1, 3, 4, dtype=torch.float64)
 
-    position = build_position("floater", PositionConfig(hidden_size=8, num_attention_heads=2))
-    position.double()
-    weights = torch.randn(12, 3, 9, 8, dtype=torch.float64)
-    parameters = list(position.parameters())
-    adjoint = torch.autograd.grad((position.solve(9) * weights).sum(), parameters)
+    def loss(starts):
+        return torch.func.functional_call(layer, {"position.starts": starts}, (x,)).square().sum()
 
-    def through(*arguments, adjoint_params, **options):
-        return torchdiffeq.odeint(*arguments, **options)
-
-    monkeypatch.setattr(torchdiffeq, "odeint_adjoint", through)
-    direct = torch.autograd.grad((position.solve(9) * weights).sum(), parameters)
-    for one, other in zip(adjoint, direct, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    starts = layer.position.starts
+    with pytest.raises(RuntimeError, match="FLOATER: its flow has no second derivative"):
+        torch.autograd.grad(
+            torch.autograd.grad(loss(starts), starts, create_graph=True)[0].sum(), starts
+        )
+    step, values = 1e-5, starts.detach()
+    across = torch.randn_like(values)
+    numeric = torch.func.grad(loss)(values + step * across)
+    numeric = (numeric - torch.func.grad(loss)(values - step * across)) / (2 * step)
+    exact = torch.func.jvp(torch.func.grad(loss), (values,), (across,))[1]
+    torch.testing.assert_close(exact, numeric, rtol=1e-5, atol=1e-7)
 
 
 def test_sinusoidal_waves_can_be_made_smaller():
@@ -283,5 +307,4 @@ def test_floater_with_a_stride_is_the_same_flow(length):
         strict=True,
     ):
         if length > 1:
-            # The adjoint integrates backwards with its own error; this is the exact derivative.
             assert (a - b).norm() < 0.03 * a.norm()

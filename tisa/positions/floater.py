@@ -2,56 +2,29 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
-from tisa.packages import needed
+from tisa.ops.call import exporting, needs_gradient, plain
 from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared
+from tisa.positions.flow import Flow, Grid, derivative, follow, stepped
 from tisa.scoring.base import check_flags
 from tisa.scoring.published import fill, groups, only
 from tisa.shapes import Float, Tensor
 
 
-class Flow(nn.Module):
-    """The parameters of h(t, p): two linear maps, each given the time beside its input."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first = nn.Linear(width + 1, width)
-        self.second = nn.Linear(width + 1, width)
-
-
-def derivative(
-    time: Float[Tensor, "*states_1"],
-    state: Float[Tensor, "states width"],
-    parameters: Sequence[Tensor],
-) -> Float[Tensor, "states width"]:
-    """Return h(t, p) = linear(relu(linear(p, t)), t), in the dtype of the state.
-
-    The time is one for all states, or has a line for each.
-    """
-    weight, bias, second_weight, second_bias = (p.to(state.dtype) for p in parameters)
-    now = time.to(state.dtype).expand(state.shape[0], 1)
-    # The adjoint calls this in the backward pass, where autocast may be on.
-    with torch.autocast(state.device.type, enabled=False):
-        inner = linear(torch.cat((state, now), dim=-1), weight, bias).relu()
-        return linear(torch.cat((inner, now), dim=-1), second_weight, second_bias)
-
-
 class Floater(Position):
     """Vectors p(t) added to q, k and v of every layer: p(t) = p(0) + ∫ h(τ, p(τ)) dτ, t = i·Δt.
 
-    Δt = `step`; Runge–Kutta of order 4 with `substeps` steps in each Δt, gradients by the adjoint
-    method (`torchdiffeq`). Parameters: `flow`, h, shared by all; `starts` (layers, 3, hidden), the
-    initial state for each layer and each of q, k, v.
+    Δt = `step`; Runge–Kutta of order 4 with `substeps` steps in each Δt, and the exact gradients of
+    these steps (`tisa.positions.flow`). Parameters: `flow`, h, shared by all; `starts` (layers, 3,
+    hidden), the initial state for each layer and each of q, k, v.
 
     Positions come one after the other: a solution takes time proportional to the length. Where no
     gradient is wanted it is kept, and solved again only for a longer input or other parameters.
-    `stride` above 1 is our shortcut for training: a step of the solver for so many positions, cubic
-    Hermite interpolation between them, and gradients through the solver's own steps.
+    `stride` above 1 is our shortcut for training: a step of the solver for so many positions, and
+    cubic Hermite interpolation between them.
     The maps to q, k and v have no biases, p stands for them; `biases=True` keeps them, as models of
     before 2026-11-19 have them. At step 0 as in the author's code: h's weights Glorot-normal, its
     biases 0, starts Glorot-uniform over all layers and widths.
@@ -109,8 +82,8 @@ class Floater(Position):
 
     def shared(self, places: Places) -> Float[Tensor, "copies three tokens hidden"]:
         """Return the solved vectors at the positions of the queries."""
-        if self.stride > 1 and torch.compiler.is_compiling() and torch.is_grad_enabled():
-            # Some dozen plain steps, which a compiler can put into the graph of the rest.
+        in_graph = exporting() or (torch.compiler.is_compiling() and torch.is_grad_enabled())
+        if in_graph or self.starts.is_meta:
             solved = self._flow_from(self._start(), 0, places.keys)
         else:
             solved = self.solve(places.keys)
@@ -127,7 +100,7 @@ class Floater(Position):
     def solve(self, length: int) -> Float[Tensor, "copies three length hidden"]:
         """Return p at the first `length` positions, from memory where no gradient is wanted."""
         start, parameters = self._start(), list(self.parameters())
-        if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
+        if needs_gradient(*parameters) or not plain(*parameters):
             return self._flow_from(start, 0, length)
         if self._kept is None or not _same(self._kept[0], parameters):
             copies = [p.detach().clone() for p in parameters]
@@ -152,19 +125,9 @@ class Floater(Position):
             return state.unsqueeze(2)[:, :, : end - first]
         if self.stride > 1:
             return self._leap_from(state, first, end)
-        # Exact times: in float32 steps of 0.002 are rounded by a hundredth of a per cent at t = 5.
-        exact = torch.float32 if state.device.type == "mps" else torch.float64
-        times = torch.arange(first, end, dtype=exact, device=state.device) * self.step
+        grid = Grid(first * self.step, self.step / self.substeps, end - first, self.substeps)
         # These tensors, not whatever the module holds by the time of the backward pass.
-        parameters = tuple(self.flow.parameters())
-        solved = needed("torchdiffeq", "FLOATER", "tisa[floater]").odeint_adjoint(
-            lambda time, state: derivative(time, state, parameters),
-            state.flatten(0, 1),
-            times,
-            method="rk4",
-            options={"grid_constructor": self._grid},
-            adjoint_params=parameters,
-        )
+        solved = follow(state.flatten(0, 1), grid, tuple(self.flow.parameters()))
         return solved.unflatten(1, state.shape[:2]).movedim(0, 2)
 
     def _leap_from(
@@ -176,7 +139,8 @@ class Floater(Position):
         exact = torch.float32 if state.device.type == "mps" else torch.float64
         times = first * self.step + torch.arange(nodes, dtype=exact, device=state.device) * wide
         parameters = tuple(self.flow.parameters())
-        solved = _steps(state.flatten(0, 1), times, wide, parameters)
+        # Some dozen plain steps, which a compiler can put into the graph of the rest.
+        solved = stepped(state.flatten(0, 1), Grid(first * self.step, wide, nodes, 1), parameters)
         each = times[:, None, None].expand(nodes, solved.shape[1], 1).flatten(0, 1)
         slopes = derivative(each, solved.flatten(0, 1), parameters).view_as(solved) * wide
         place = torch.arange(end - first, device=state.device)
@@ -190,53 +154,10 @@ class Floater(Position):
         )
         return between.unflatten(1, state.shape[:2]).movedim(0, 2)
 
-    def _grid(self, flow: Any, states: Tensor, times: Tensor) -> Tensor:
-        """Return the times of all steps: `substeps` equal ones between neighbouring positions."""
-        share = torch.arange(self.substeps, dtype=times.dtype, device=times.device) / self.substeps
-        inner = times[:-1, None] + times.diff()[:, None] * share
-        return torch.cat((inner.flatten(), times[-1:]))
-
     def extra_repr(self) -> str:
         """Return what `print(module)` shows."""
         solver = f"step={self.step:g}, substeps={self.substeps}, stride={self.stride}"
         return f"{super().extra_repr()}, {solver}"
-
-
-def _steps(
-    state: Float[Tensor, "states width"],
-    times: Float[Tensor, " nodes"],
-    wide: float,
-    parameters: Sequence[Tensor],
-) -> Float[Tensor, "nodes states width"]:
-    """Return the state at every node: Runge–Kutta of order 4 (3/8 rule), a step to every node.
-
-    A step waits for the one before it, so on a GPU the host's time is all that counts: what each
-    map adds for the time is made for all times at once, and the host never asks for a number.
-    """
-    # All of it: autocast would make what a map adds (`addr`) a bfloat16 on a GPU.
-    with torch.autocast(state.device.type, enabled=False):
-        first, bias, second, second_bias = (p.to(state.dtype) for p in parameters)
-        share = torch.arange(3 * len(times) - 2, dtype=times.dtype, device=times.device) / 3
-        thirds = (times[0] + share * wide).to(state.dtype)
-        (inner, inner_added), (outer, outer_added) = (
-            (weight[:, :-1].t(), torch.addr(offset.expand(len(thirds), -1), thirds, weight[:, -1]))
-            for weight, offset in ((first, bias), (second, second_bias))
-        )
-        added = list(zip(inner_added.unbind(), outer_added.unbind(), strict=True))
-
-        def slope(state: Tensor, third: int) -> Tensor:
-            hidden = torch.addmm(added[third][0], state, inner).relu()
-            return torch.addmm(added[third][1], hidden, outer)
-
-        states = [state]
-        for third in range(0, len(thirds) - 1, 3):
-            k1 = slope(state, third)
-            k2 = slope(torch.add(state, k1, alpha=wide / 3), third + 1)
-            k3 = slope(torch.add(state, k2 - k1 / 3, alpha=wide), third + 2)
-            k4 = slope(torch.add(state, k1 - k2 + k3, alpha=wide), third + 3)
-            state = torch.add(state, k1 + k4 + 3 * (k2 + k3), alpha=wide / 8)
-            states.append(state)
-        return torch.stack(states)
 
 
 def _same(kept: Sequence[Tensor], parameters: Sequence[Tensor]) -> bool:

@@ -29,7 +29,7 @@ CHAPTERS = {
     "table1": "Table 1",
     "race": "a race",
 }
-NEEDED = ("transformers", "tokenizers", "matplotlib", "rich", "safetensors", "torchdiffeq")
+NEEDED = ("transformers", "tokenizers", "matplotlib", "rich", "safetensors")
 
 
 class Told(NamedTuple):
