@@ -33,12 +33,13 @@ def main() -> None:
     arguments.add_argument("--model", type=Path)
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--scoring", default=",".join(FUNCTIONS))
+    arguments.add_argument("--texts", type=int, default=64, help="sentences to fit on")
     given = arguments.parse_args()
     torch.manual_seed(0)
     original, tokenizer, _ = load_stock(str(model_folder("minilm", given.model)))
     original = original.eval()
     settings = Settings(seed=0, device="cpu")
-    texts = TRAINING[: settings.fit_texts]
+    texts = TRAINING[: given.texts]
     yardstick = Yardstick(original, tokenizer, settings)
     batches = batches_of(tokens_of(texts, original, tokenizer), original)
     rows = []

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from own_methods import FUNCTION, METHOD
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = ("hf", "analysis", "dev")
@@ -46,8 +48,9 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
         about = {
             Path(n).name: archive.read(n).decode() for n in archive.namelist() if n not in names
         }
-    assert names == files_of("tisa")
-    assert about["entry_points.txt"].strip() == "[console_scripts]\ntisa = tisa.cli:main"
+    assert names == files_of("tisa") | {"pytest_tisa.py"}
+    points = "[console_scripts]\ntisa = tisa.cli:main\n\n[pytest11]\npytest_tisa = pytest_tisa"
+    assert about["entry_points.txt"].strip() == points
     assert "LICENSE" in about
     metadata = Parser().parsestr(about["METADATA"])
     import tisa
@@ -60,6 +63,40 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
         "rich>=13",
         "torch>=2.9",
     ]
+
+
+WRONG = FUNCTION.replace("return None", "return torch.full((len(self.rates), 2), 3).int()")
+
+
+def test_the_contract_runs_on_anybodys_class_from_the_wheel(wheel, tmp_path):
+    """The option is known where the wheel is installed, and what is wrong is found."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    (tmp_path / "wrong.py").write_text(WRONG)
+    (tmp_path / "twist.py").write_text(METHOD)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--pyargs", "tisa.testing", "-q", "-p", "no:cacheprovider",
+         "-k", "band or no_tokens", "--position", "twist.py:Twist", "--position", "wrong.py:Root"],
+        capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    failed = re.findall(r"^FAILED .*::(\w+)\[(.+?)[\]-]", done.stdout, flags=re.MULTILINE)
+    assert set(failed) == {("test_outside_its_band_nothing_changes", "wrong.py:Root")}
+    assert "2 failed, 2 passed, 2 skipped" in done.stdout
+
+
+@pytest.mark.full
+def test_the_whole_contract_holds_for_a_function_and_a_method(tmp_path):
+    (tmp_path / "root.py").write_text(FUNCTION)
+    (tmp_path / "twist.py").write_text(METHOD)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "pytest_tisa", "--pyargs", "tisa.testing", "-q",
+         "--position", "root.py:Root", "--position", "twist.py:Twist"],
+        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_laboratory_is_a_wheel_of_its_own(tmp_path):

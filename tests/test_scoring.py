@@ -1,11 +1,11 @@
 import math
-import pickle
 
 import pytest
 import torch
 
 import formulas
 import tisa
+from tisa.testing.scores import *  # noqa: F403
 
 HEADS = 3
 
@@ -89,70 +89,6 @@ def test_scores_equal_the_formula(scoring, dtype, tolerance):
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_gradients_of_every_parameter(scoring):
-    scoring.double()
-    parameters = dict(scoring.named_parameters())
-    # Away from the places where |b| and sign(a) have no derivative.
-    for p in parameters.values():
-        torch.nn.init.normal_(p, 0.7, 0.2)
-
-    def run(*values):
-        return torch.func.functional_call(
-            scoring, dict(zip(parameters, values, strict=True)), (6, 9)
-        )
-
-    values = tuple(p.detach().requires_grad_() for p in parameters.values())
-    if values and any(v.numel() for v in values):
-        assert torch.autograd.gradcheck(run, values)
-        assert torch.autograd.gradgradcheck(run, values)
-    assert run(*values).shape == (HEADS, 14)
-
-
-@pytest.mark.parametrize(("queries", "keys"), [(5, None), (3, 7), (7, 3), (1, 9), (0, 4), (4, 0)])
-@pytest.mark.parametrize("start", [None, 11, -3])
-def test_vector_matrix_and_scores_agree(scoring, queries, keys, start):
-    vector = scoring(queries, keys, query_start=start)
-    matrix = scoring.matrix(queries, keys, query_start=start)
-    count = queries if keys is None else keys
-    first = count - queries if start is None else start
-    i, j = torch.arange(queries)[:, None], torch.arange(count)[None, :]
-    dense = scoring.scores(j - (i + first))
-    assert vector.shape == (HEADS, max(0, queries + count - 1))
-    torch.testing.assert_close(matrix, dense)
-    assert scoring.scores(torch.tensor(5)).shape == (HEADS,)
-    assert scoring.scores(torch.zeros(2, 3, 4, dtype=torch.int32)).shape == (HEADS, 2, 3, 4)
-
-
-@pytest.mark.parametrize(
-    "cast",
-    [
-        lambda m: m.half(),
-        lambda m: m.bfloat16(),
-        lambda m: m.to(torch.bfloat16),
-        lambda m: m.to("cpu", torch.float16),
-        lambda m: torch.nn.Sequential(m).half()[0],
-        lambda m: m.double().bfloat16(),
-    ],
-)
-def test_half_casts_leave_parameters_and_scores_alone(scoring, cast):
-    before = scoring(9)
-    state = {name: value.clone() for name, value in scoring.state_dict().items()}
-    cast(scoring)
-    after = scoring(9)
-    assert after.dtype == torch.float32
-    assert torch.equal(before, after)
-    for name, value in scoring.state_dict().items():
-        assert torch.equal(value, state[name])
-        assert value.dtype == torch.float32
-
-
-def test_double_and_back(scoring):
-    before = scoring(9)
-    assert scoring.double()(9).dtype == torch.float64
-    assert all(p.dtype == torch.float64 for p in scoring.parameters())
-    torch.testing.assert_close(scoring.float()(9), before, rtol=1e-5, atol=1e-6)
-
-
 def test_built_under_another_default_dtype():
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -161,15 +97,6 @@ def test_built_under_another_default_dtype():
         assert all(p.dtype == torch.float32 for m in modules for p in m.parameters())
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_does_not_touch_scores(scoring, dtype):
-    vector, matrix = scoring(64), scoring.matrix(8)
-    with torch.autocast("cpu", dtype=dtype):
-        for found, expected in ((scoring(64), vector), (scoring.matrix(8), matrix)):
-            assert found.dtype == torch.float32
-            assert torch.equal(found, expected)
 
 
 def test_all_8191_offsets_stay_distinct_in_bfloat16():
@@ -183,46 +110,6 @@ def test_all_8191_offsets_stay_distinct_in_bfloat16():
         assert vector.shape == (1, 8191)
         # Even functions have each value twice, but for the one in the middle.
         assert len(vector[0].unique()) == (8191 if module is scoring else 4096)
-
-
-def test_parameters_that_became_half_on_another_way_still_give_float32_scores(scoring):
-    scoring._place.data = scoring._place.data.bfloat16()
-    for p in scoring.parameters():
-        p.data = p.data.bfloat16()
-    assert scoring(9).dtype == torch.float32
-    assert len(tisa.ALiBi(1)(4096)[0].unique()) == 4096
-
-
-def test_state_dict_round_trip_and_pickle(scoring):
-    names = set(scoring.state_dict())
-    assert names == {name for name, _ in scoring.named_parameters()}
-    copy = pickle.loads(pickle.dumps(scoring))
-    assert torch.equal(copy(7), scoring(7))
-    with torch.no_grad():
-        for p in copy.parameters():
-            p.add_(1.0)
-    copy.load_state_dict(scoring.state_dict())
-    assert torch.equal(copy(7), scoring(7))
-
-
-def test_parameters_can_be_assigned_to_a_skeleton(scoring):
-    weights, expected = scoring.state_dict(), scoring(7)
-    skeleton = torch.nn.Sequential(pickle.loads(pickle.dumps(scoring)).to("meta"))
-    skeleton.load_state_dict({f"0.{name}": p for name, p in weights.items()}, assign=True)
-    assert torch.equal(skeleton[0](7), expected)
-    bands = skeleton[0].band(torch.float32), scoring.band(torch.float32)
-    assert bands == (None, None) or torch.equal(*bands)
-
-
-def test_moves_to_another_device(scoring):
-    scoring.to("meta")
-    assert scoring(5).device.type == "meta"
-    band = scoring.support(1e-3)
-    assert band is None or band.device.type == "meta"
-    restored = scoring.to_empty(device="cpu")
-    if hasattr(restored, "reset_parameters"):
-        restored.reset_parameters()
-    assert torch.isfinite(restored(5)).all()
 
 
 @pytest.mark.parametrize("eps", [1e-2, 1e-4, 1e-7])

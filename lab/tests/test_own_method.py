@@ -5,14 +5,12 @@ Nothing of either package knows of it. Attention, conversion, saving and the con
 """
 
 import json
-import sys
 
 import pytest
 
 import command
 from little_corpus import SMALL, text
-from own_methods import FUNCTION
-from tisa.positions import naming
+from own_methods import FUNCTION, forget
 from tisa.transformer import load
 from tisa_lab.criteria import table
 from tisa_lab.criteria.settings import Settings
@@ -31,14 +29,6 @@ def mine(tmp_path, monkeypatch):
     (tmp_path / "corpus.txt").write_text(text(longest=99))
     yield "root.py:Root"
     forget()
-
-
-def forget():
-    """As in a process in which nobody has named the file."""
-    naming.REGISTERED.clear()
-    for name in [name for name in sys.modules if name.startswith("root_")]:
-        cls = sys.modules.pop(name).Root
-        cls.__qualname__ = "Forgotten"
 
 
 def lab(*words):

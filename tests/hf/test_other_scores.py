@@ -1,20 +1,17 @@
 """Converted models with any scoring function: fitted, saved, refused without it, exported."""
 
-import sys
-
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
 import tisa.hf
-from own_methods import FUNCTION
+from own_methods import FUNCTION, forget
 from test_convert import HEADS, TOKENS, aim_of, attended
 from tiny import inputs, logits, original
 from tisa.hf.calibration import Tokens, batches_of
 from tisa.hf.descent import _are_rows_of_heads
 from tisa.hf.export import export_program
 from tisa.hf.fit import _fit_one, fit_scores
-from tisa.positions import naming
 
 
 @pytest.fixture
@@ -23,13 +20,6 @@ def mine(tmp_path):
     path.write_text(FUNCTION)
     yield f"{path}:Root"
     forget()
-
-
-def forget():
-    """As in a process in which nobody has named the file."""
-    naming.REGISTERED.clear()
-    for name in [name for name in sys.modules if name.startswith("root_")]:
-        sys.modules.pop(name).Root.__qualname__ = "Forgotten"
 
 
 # What may be left of a head by each function that can have its curve, and the heads that it can.

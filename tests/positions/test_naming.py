@@ -1,7 +1,6 @@
 """All forms in which a person names a method, and what is said of those that are none."""
 
 import pickle
-import re
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
 
@@ -18,16 +17,11 @@ SMALL = PositionConfig(16, 2, 3, 12)
 
 @pytest.fixture
 def files(tmp_path):
-    """Two files of somebody's; what they define is not known when the test is over."""
+    """Two files of somebody's."""
     (tmp_path / "root.py").write_text(own_methods.FUNCTION)
     (tmp_path / "twist.py").write_text(own_methods.METHOD)
-    registered, modules = dict(naming.REGISTERED), set(sys.modules)
     yield tmp_path
-    naming.REGISTERED.clear()
-    naming.REGISTERED.update(registered)
-    for name in set(sys.modules) - modules:
-        if re.match(r"(root|twist)_", name):
-            del sys.modules[name]
+    own_methods.forget()
 
 
 def rates_of(model):

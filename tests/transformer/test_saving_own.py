@@ -13,9 +13,9 @@ import torch
 
 import own_methods
 import tisa
+from own_methods import forget
 from small_transformer import config_of, tokens
 from tisa import store
-from tisa.positions import naming
 from tisa.transformer import LanguageModel, load, save
 from tisa.transformer.saving import CONFIG, KIND, WEIGHTS
 
@@ -26,13 +26,6 @@ def file(tmp_path):
     path.write_text(own_methods.FUNCTION)
     yield path
     forget()
-
-
-def forget():
-    """As in a process in which nobody has named the file."""
-    naming.REGISTERED.clear()
-    for name in [name for name in sys.modules if name.startswith("root_")]:
-        sys.modules.pop(name).Root.__qualname__ = "Forgotten"
 
 
 def saved(folder, position):
