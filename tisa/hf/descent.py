@@ -48,7 +48,8 @@ def fit_by_descent(scoring: ScoringFunction, aim: Aim) -> Float[Tensor, " heads"
     anchor = held._replace(weights=FORCE * held.weights)
     free = _Free(curve, anchor, aim)
     best: _Best | None = None
-    with torch.random.fork_rng():
+    place = aim.mass.device
+    with torch.random.fork_rng([place] if place.type == "cuda" else []):
         for seed in range(STARTS):
             torch.manual_seed(seed)
             tried = copy.deepcopy(scoring)
