@@ -23,6 +23,7 @@ NOT_RUN = {
     "takes minutes": ("make demo", "make test"),
     "is run by other tests": (
         "python -m pytest --pyargs tisa.testing", "tisa-lab criteria --methods root.py:Root",
+        "tisa-lab compare root.py:Root",
     ),
     "needs a real model, data or a GPU": (
         "tisa analyze minilm/", "tisa-lab glue albert-base-v2 ",

@@ -1,5 +1,6 @@
 """The command line `tisa-lab`: one file for each command.
 
+compare.py   a method of one's own beside the others, on one page
 criteria.py  Table 1, measured
 demo.py      the whole story on one page
 extrapolate.py  language models past their training length
@@ -16,7 +17,7 @@ PROGRAM = Program(
     name="tisa-lab",
     help="Position methods measured: the paper's tables, pretraining, length, a demo.",
     package="tisa_lab.cli",
-    commands=("criteria", "demo", "extrapolate", "glue", "pretrain", "probes", "report"),
+    commands=("compare", "criteria", "demo", "extrapolate", "glue", "pretrain", "probes", "report"),
     brings={"": "tisa-lab"},
 )
 
