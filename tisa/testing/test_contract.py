@@ -12,7 +12,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run every test on every class that was named."""
     named = metafunc.config.getoption("position")
     if not named:
-        raise pytest.UsageError("tisa.testing: name a class: --position my_file.py:Mine")
+        raise pytest.UsageError("tisa.testing: name a class: `--position my_file.py:Mine`")
     if "position" in metafunc.fixturenames:
         metafunc.parametrize("position", named, indirect=True)
 
