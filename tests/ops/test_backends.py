@@ -426,6 +426,20 @@ def test_packed_dropout_is_that_of_the_reference():
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize("height", [3.0, 15.0, 1e4])
+def test_a_product_is_not_summed_on_top_of_large_scores(backend, height):
+    torch.manual_seed(0)
+    # With such strides PyTorch adds up the product term by term, in its place.
+    qkv = [torch.randn(1, 1, 7, 128)[..., ::2] for _ in range(3)]
+    vector = torch.randn(1, 13).sign() * height
+    exact, found = (
+        tisa.attention(*(x.to(dtype) for x in (*qkv, vector)), backend=backend)
+        for dtype in (torch.float64, torch.float32)
+    )
+    assert_within_budget(found, exact, eager(*qkv, vector))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_large_scores_give_no_nan(backend, dtype):

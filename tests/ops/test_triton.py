@@ -13,7 +13,7 @@ import tisa
 from budget import assert_within_budget, eager
 from cases import CASES, EMPTY, Case, hidden_two_ways
 from tisa.ops import triton as backend
-from tisa.ops.triton import configs, plan_backward
+from tisa.ops.triton import configs, plan, plan_backward
 from tisa.ops.triton.problem import Inputs, Problem, statistics_shape
 
 pytestmark = pytest.mark.skipif(
@@ -293,9 +293,48 @@ def test_errors_stay_within_the_budget(dtype, length, size):
         assert_within_budget(*three, name=name)
 
 
-def launched(needs):
-    """Return the names of the kernels of a backward pass."""
-    query = torch.empty(2, 4, 300, 16, device="meta", dtype=torch.bfloat16)
+def test_weights_of_float32_are_found_again_to_the_last_digit():
+    # Each query sees one key alone, by logits of up to 480, of which the last digit is 3e-5.
+    torch.manual_seed(0)
+    keys = torch.nn.functional.normalize(torch.randn(1, 1, 40, 5), dim=-1) * 40
+    query = keys * torch.linspace(20, 60, 40)[:, None] * 5**0.5 / 200
+    value = torch.randn(1, 1, 40, 5, requires_grad=True)
+    tisa.attention(query, keys, value, backend="triton").sum().backward()
+    exact = tisa.attention(query.double(), keys.double(), value.double(), backend="reference")
+    (expected,) = torch.autograd.grad(exact.sum(), value)
+    error = (value.grad - expected).abs().max() / expected.max()
+    assert error < 4 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_of_ten_thousand_are_rounded_once_as_eager_code_does(seed):
+    torch.manual_seed(seed)
+    inputs = [torch.randn(1, 8, n, 16) for n in (64, 2, 2)] + [torch.randn(8, 65).sign() * 1e4]
+
+    def run(formula, dtype):
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        out = formula(*leaves)
+        return out.detach().double(), torch.autograd.grad(out.sum(), leaves[2])[0].double()
+
+    exact = run(lambda *x: tisa.attention(*x, backend="reference"), torch.float64)
+    found = run(lambda *x: tisa.attention(*x, backend="triton"), torch.float32)
+    for got, want, plain in zip(found, exact, run(eager, torch.float32), strict=True):
+        assert (got - want).abs().max() <= 1.1 * (plain - want).abs().max()
+
+
+@pytest.mark.parametrize("width", [16, 64, 128, 256])
+def test_forward_and_backward_kernels_of_float32_round_alike(width):
+    made = launched((True, True, True, True), dtype=torch.float32, width=width)
+    for name in ("forward_kernel", "query_kernel", "key_kernel"):
+        # From 64 queries on, Hopper multiplies with another instruction.
+        assert made[name]["FIXED"].BLOCK_M < 64
+        assert made[name]["enable_fp_fusion"] is False
+    assert "enable_fp_fusion" not in launched((True, True, True, True))["key_kernel"]
+
+
+def launched(needs, *, dtype=torch.bfloat16, width=16):
+    """Return the kernels of a forward and a backward pass by name, with their arguments."""
+    query = torch.empty(2, 4, 300, width, device="meta", dtype=dtype)
     scores = torch.empty(4, 599, device="meta")
     band = torch.empty(4, 2, dtype=torch.int32, device="meta")
     problem = Problem(
@@ -307,14 +346,19 @@ def launched(needs):
     ]
     scratch = torch.empty(plan_backward.scratch_numbers(problem, needs), device="meta")
     upstream = plan_backward.Upstream(query, None, query, statistics)
-    launches = plan_backward.backward(problem, upstream, plan_backward.Gradients(*wanted), scratch)
+    launches = plan.forward(problem, query, statistics)
+    launches += plan_backward.backward(problem, upstream, plan_backward.Gradients(*wanted), scratch)
     return {launch.kernel.__name__: launch.arguments for launch in launches}
 
 
 def test_only_what_is_needed_is_launched():
-    assert list(launched((True, True, True, False))) == ["query_kernel", "key_kernel"]
+    assert list(launched((True, True, True, False))) == [
+        "forward_kernel",
+        "query_kernel",
+        "key_kernel",
+    ]
     alone = launched((False, False, False, True))
-    assert list(alone) == ["query_kernel", "entry_kernel"]
+    assert list(alone) == ["forward_kernel", "query_kernel", "entry_kernel"]
     assert alone["query_kernel"]["written"].query is None
     frozen = launched((True, True, True, False))
     assert frozen["query_kernel"]["written"].sides is None

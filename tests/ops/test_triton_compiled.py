@@ -47,6 +47,8 @@ def check(found, capability):
         budget = BUDGET[capability].get(report["call"], OTHERWISE)
         assert report["spilled"] <= budget, report
         assert report["shared"] <= SHARED[capability], report
+        # All its kernels multiply with one instruction, so that they find the same weights.
+        assert not (report["call"].startswith("float32") and report["wgmma"]), report
         # An added mask is right and not tuned.
         assert not report["warnings"] or report["call"].endswith("added mask"), report
 

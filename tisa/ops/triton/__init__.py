@@ -72,26 +72,13 @@ def _new_enough(device: torch.device) -> bool:
 
 def attend(call: Call) -> tuple[Tensor, Tensor | None]:
     """Return the attention output in the query's dtype and, if asked for, the log-sum-exp."""
-    scores, top = call.scores, None
-    if scores is not None and call.query.dtype == torch.float32:
-        # Scores enter only by their differences. Taken from the highest, those that count are
-        # small, and keep the digits that the backward pass needs to find the same weights again.
-        with torch.no_grad():
-            seen = call.offset_logits()
-            assert seen is not None
-            top = seen.amax(-1, keepdim=True)
-            top = torch.where(top == -torch.inf, 0.0, top)
-        scores = scores - top
     output, statistics = operators.attend(
-        _inputs(call, scores),
+        _inputs(call),
         inference=not needs_gradient(call.query, call.key, call.value, call.scores),
     )
     if not call.return_lse:
         return output, None
-    lse = _log_sum_exp(call, statistics)
-    if top is not None:
-        lse = lse + (top.view(-1) if call.packed else top)
-    return output, lse
+    return output, _log_sum_exp(call, statistics)
 
 
 def repeat(call: Call) -> Repeat | None:
@@ -102,16 +89,16 @@ def repeat(call: Call) -> Repeat | None:
     settled = call.dropout_p == 0 and not call.packed and isinstance(call.query_start, int)
     if not settled or call.return_lse or call.query.dtype == torch.float32:
         return None
-    return operators.repeat(_inputs(call, call.scores))
+    return operators.repeat(_inputs(call))
 
 
-def _inputs(call: Call, scores: Tensor | None) -> Inputs:
+def _inputs(call: Call) -> Inputs:
     start = call.query_start
     return Inputs(
         call.query,
         call.key,
         call.value,
-        scores,
+        call.scores,
         call.band,
         call.attn_mask,
         dropout_seed(call.query) if call.dropout_p > 0 else None,
@@ -127,9 +114,12 @@ def _inputs(call: Call, scores: Tensor | None) -> Inputs:
 
 def _log_sum_exp(call: Call, statistics: Tensor) -> Tensor:
     """Return the log-sum-exp of each query; plain PyTorch, so gradients flow back through it."""
-    # The halves of a float32 one; of those the kernels read the gradient of the first.
-    total = statistics.sum(0) if statistics.shape[0] == 2 else statistics[0]
-    total = torch.where(total == torch.inf, -torch.inf, total * math.log(2))
+    if statistics.shape[0] == 2:
+        # The largest logit and one over the sum of weights; the kernels read the first's gradient.
+        total = statistics[0] - statistics[1].detach().log()
+    else:
+        total = statistics[0] * math.log(2)
+    total = torch.where(total == torch.inf, -torch.inf, total)
     if not call.packed:
         batch, heads, queries = call.query.shape[:3]
         return total.view(batch, heads, -1)[..., :queries]

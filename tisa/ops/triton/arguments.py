@@ -56,7 +56,7 @@ class Rules(NamedTuple):
 class Statistics(NamedTuple):
     """What the forward pass keeps of each query: its logarithm of the sum of weights to base 2.
 
-    `row`: places of a head; `size`: of all heads, after which the second term stands (SPLIT).
+    `row`: places of a head; `size`: of all heads, after which the second number stands (SPLIT).
     """
 
     pointer: Any
@@ -104,7 +104,8 @@ class Fixed(NamedTuple):
     WIDTH: int
     VALUE_WIDTH: int
     GROUP: int
-    # The two terms of the statistics are kept apart.
+    # In float32: the statistics are the largest logit and one over the sum of weights, not one
+    # logarithm, and logits have their own unit, not that of log 2.
     SPLIT: bool
     # How float32 is multiplied.
     PRECISION: str

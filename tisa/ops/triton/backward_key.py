@@ -25,7 +25,7 @@ class Streamed(NamedTuple):
     query: Any
     gradient: Any
     statistics: Any
-    log_weights: Any
+    shares: Any
     delta: Any
 
 
@@ -46,12 +46,12 @@ def key_tile(tile, here, head, row, ends, frame, streamed, rules, FIXED: tl.cons
     BLOCK_N: tl.constexpr = FIXED.BLOCK_N
     j0, grad_k, grad_v = tile.j0, tile.grad_k, tile.grad_v
     band = tiles.band_of(rules, ends, frame)
-    edges = tiles.edge_scores(rules, head, band, frame)
+    edges = tiles.edge_scores(rules, head, band, frame, FIXED)
     # Down a column distances fall: what is above the band comes first.
     r = tiles.ranges(
         j0, here.queries, -frame.far, -frame.near, -band.high, -band.low, BLOCK_N, BLOCK_M
     )
-    scale2 = rules.scale * tiles.LOG2E
+    scale = tiles.in_units(rules.scale, FIXED)
     for phase in tl.static_range(1 if FIXED.ONE_LOOP else 2):
         begin = r.first if FIXED.ONE_LOOP else 0
         end = r.last
@@ -78,10 +78,10 @@ def key_tile(tile, here, head, row, ends, frame, streamed, rules, FIXED: tl.cons
             logits = tl.dot(tile.k, tl.trans(q), input_precision=FIXED.PRECISION)
             grad_p = tl.dot(tile.v, tl.trans(grad), input_precision=FIXED.PRECISION)
             if FIXED.SPLIT:
-                # As the forward pass adds up, so that large scores are rounded alike.
-                logits = logits * scale2 + edge
+                # As the forward pass adds up, so that large numbers are rounded alike.
+                logits = logits * scale + edge
             else:
-                logits = logits * scale2 + (edge - norm)[None, :]
+                logits = logits * scale + (edge - norm)[None, :]
             if FIXED.ONE_LOOP:
                 if not plain:
                     logits = add_scores(logits, rules, head, i0, j0, band, frame, FIXED)
@@ -90,10 +90,10 @@ def key_tile(tile, here, head, row, ends, frame, streamed, rules, FIXED: tl.cons
             if rules.mask is not None:
                 logits = tiles.add_mask(logits, rules.mask, here, head, i0, j0, FIXED)
             if FIXED.SPLIT:
-                log_weight = streamed.log_weights.load([row, here.row_start + i0])
-                log_weight = tl.reshape(log_weight, [BLOCK_M])
-                logits = (logits - norm[None, :]) - log_weight[None, :]
-            p = tl.exp2(logits)
+                share = tl.reshape(streamed.shares.load([row, here.row_start + i0]), [BLOCK_M])
+                p = tiles.power(logits - norm[None, :], FIXED) * share[None, :]
+            else:
+                p = tl.exp2(logits)
             dropped = p
             if rules.dropout is not None:
                 keep = tiles.kept(rules.dropout, here, head, i0, j0, FIXED)
@@ -107,7 +107,7 @@ def key_tile(tile, here, head, row, ends, frame, streamed, rules, FIXED: tl.cons
 
 @triton.jit(do_not_specialize=CHANGING)
 def key_kernel(
-    query, key, value, grad_output, rules, statistics, log_weights, delta, grad_key, grad_value,
+    query, key, value, grad_output, rules, statistics, shares, delta, grad_key, grad_value,
     counts, queries, keys, start, FIXED: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of BLOCK_N keys and values, summed over the query heads they serve.
@@ -131,7 +131,7 @@ def key_kernel(
     v = tl.reshape(value.load(at), [BLOCK_N, VALUE_DIM])
     grad_k = tl.zeros([BLOCK_N, DIM], tl.float32)
     grad_v = tl.zeros([BLOCK_N, VALUE_DIM], tl.float32)
-    streamed = Streamed(query, grad_output, statistics, log_weights, delta)
+    streamed = Streamed(query, grad_output, statistics, shares, delta)
     if GROUP == 1:
         tile = Tile(j0, k, v, grad_k, grad_v)
         grad_k, grad_v = key_tile(

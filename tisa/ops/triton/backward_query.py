@@ -29,7 +29,8 @@ class Own(NamedTuple):
     q: Any
     grad: Any
     norm: Any
-    log_weight: Any
+    # With SPLIT: what a weight relative to the row's largest is multiplied by.
+    share: Any
     dot: Any
 
 
@@ -41,18 +42,19 @@ def query_delta(here, i0, query, returned, written, FIXED: tl.constexpr):
     i = i0 + tl.arange(0, BLOCK)
     places = here.row.to(tl.int64) * statistics.row + here.row_start + i
     norm = tl.load(statistics.pointer + places)
-    log_weight = norm
+    share = norm
     if FIXED.SPLIT:
-        log_weight = tl.load(statistics.pointer + statistics.size + places)
+        share = tl.load(statistics.pointer + statistics.size + places)
     o = tiles.rows(returned.output, here, i0, BLOCK, FIXED.VALUE_DIM, FIXED.VALUE_WIDTH)
     grad = tiles.rows(returned.gradient, here, i0, BLOCK, FIXED.VALUE_DIM, FIXED.VALUE_WIDTH)
     # Before delta is written: no load is moved up past a store.
     q = tiles.rows(query, here, i0, BLOCK, FIXED.DIM, FIXED.WIDTH)
     dot = tl.sum(o.to(tl.float32) * grad.to(tl.float32), 1)
     if statistics.gradient is not None:
-        dot -= tl.load(statistics.gradient + places, mask=i < here.queries, other=0.0) * tiles.LOG2E
+        gradient = tl.load(statistics.gradient + places, mask=i < here.queries, other=0.0)
+        dot -= tiles.in_units(gradient, FIXED)
     tl.store(written.delta + places, dot)
-    return Own(q, grad, norm, log_weight, dot)
+    return Own(q, grad, norm, share, dot)
 
 
 @triton.jit
@@ -69,7 +71,7 @@ def query_gradient(
     PARTS: tl.constexpr = FIXED.PARTS
     sum_below, sum_above, sum_inside = found.below, found.above, found.inside
     r = tiles.ranges(i0, here.keys, frame.near, frame.far, band.low, band.high, BLOCK, BLOCK)
-    scale2 = rules.scale * tiles.LOG2E
+    scale = tiles.in_units(rules.scale, FIXED)
     key_head = here.head // FIXED.GROUP
     total = tl.zeros([BLOCK, DIM], tl.float32)
     # The upper half of a tile's diagonals is the lower half of the next tile's: it waits for that.
@@ -100,16 +102,19 @@ def query_gradient(
             at = [here.batch, key_head, here.token + j0, 0]
             k = tl.reshape(key.load(at), [BLOCK, DIM])
             v = tl.reshape(value.load(at), [BLOCK, FIXED.VALUE_DIM])
-            logits = tl.dot(own.q, tl.trans(k), input_precision=FIXED.PRECISION) * scale2
+            logits = tl.dot(own.q, tl.trans(k), input_precision=FIXED.PRECISION) * scale
             grad_p = tl.dot(own.grad, tl.trans(v), input_precision=FIXED.PRECISION)
             if phase == 1:
                 if rules.scores is not None:
                     logits += tiles.spread(window, FIXED)
                 logits = tiles.hide(logits, rules, i0, j0, here.keys, frame, FIXED)
+            elif FIXED.SPLIT:
+                # As the forward pass adds up, so that large numbers are rounded alike.
+                logits += edge
             if rules.mask is not None:
                 logits = tiles.add_mask(logits, rules.mask, here, here.head, i0, j0, FIXED)
             if FIXED.SPLIT:
-                p = tl.exp2(((logits + edge) - own.norm[:, None]) - own.log_weight[:, None])
+                p = tiles.power(logits - own.norm[:, None], FIXED) * own.share[:, None]
             else:
                 p = tl.exp2(logits + (edge - own.norm)[:, None])
             if rules.dropout is not None:
@@ -171,7 +176,7 @@ def query_kernel(
     frame = tiles.frame_of(rules, queries, keys, start)
     ends = tiles.band_ends(rules, head)
     band = tiles.band_of(rules, ends, frame)
-    edges = tiles.edge_scores(rules, head, band, frame)
+    edges = tiles.edge_scores(rules, head, band, frame, FIXED)
     inside = scores.Diagonals(0, 0)
     sums = written.sums
     if sums is not None:

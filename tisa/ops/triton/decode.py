@@ -56,7 +56,8 @@ def decode_kernel(
         d = j[None, :] - i[:, None]
         if rules.scores is not None:
             reach = tl.minimum(tl.maximum(d, low[:, None]), high[:, None])
-            logits += tl.load(rows_of_scores[:, None] + reach, mask=there[:, None]) * tiles.LOG2E
+            found = tl.load(rows_of_scores[:, None] + reach, mask=there[:, None])
+            logits += tiles.in_units(found, FIXED)
         seen = there[:, None] & (j < keys)[None, :]
         if rules.left is not None:
             seen = seen & (d >= frame.near)
@@ -70,11 +71,11 @@ def decode_kernel(
                 + (head.to(tl.int64) * mask.head + i.to(tl.int64) * mask.query)[:, None]
             )
             found = tl.load(spots + j.to(tl.int64)[None, :] * mask.key, mask=seen, other=0)
-            logits += tiles.added_by(mask, found)
+            logits += tiles.added_by(mask, found, FIXED)
         new_peak = tl.maximum(peak, tl.max(logits, 1))
         finite = tl.where(new_peak == -float("inf"), 0.0, new_peak)
-        p = tl.exp2(logits - finite[:, None])
-        shrink = tl.exp2(peak - finite)
+        p = tiles.power(logits - finite[:, None], FIXED)
+        shrink = tiles.power(peak - finite, FIXED)
         weight = weight * shrink + tl.sum(p, 1)
         v = tl.reshape(value.load([batch, key_head, j0, 0]), [BLOCK_N, VALUE_DIM])
         total = tl.dot(p.to(v.dtype), v, total * shrink[:, None], input_precision=FIXED.PRECISION)
@@ -108,7 +109,7 @@ def merge_kernel(
     peaks = tl.load(weights + place * 2, mask=there, other=-float("inf"))
     sums = tl.load(weights + place * 2 + 1, mask=there, other=0.0)
     peak = tl.max(peaks, 0)
-    share = tl.exp2(peaks - tl.where(peak == -float("inf"), 0.0, peak))
+    share = tiles.power(peaks - tl.where(peak == -float("inf"), 0.0, peak), FIXED)
     weight = tl.sum(share * sums, 0)
     column = tl.arange(0, VALUE_DIM)
     parted = tl.load(
@@ -121,7 +122,7 @@ def merge_kernel(
     where = unit.to(tl.int64) * statistics.row + i
     if FIXED.SPLIT:
         tl.store(statistics.pointer + where, peak)
-        tl.store(statistics.pointer + statistics.size + where, tl.log2(weight))
+        tl.store(statistics.pointer + statistics.size + where, 1.0 / weight)
     else:
         tl.store(statistics.pointer + where, peak + tl.log2(weight))
     spot = batch.to(tl.int64) * output.batch + head.to(tl.int64) * output.head

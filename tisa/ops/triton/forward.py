@@ -13,7 +13,8 @@ def forward_kernel(
 ):
     """Write the output and, for each query, the logarithm of its sum of weights to base 2.
 
-    The scale is not negative and includes log2 e; NEGATIVE says that the caller's was.
+    The scale is not negative and is that of `tiles.in_units`; NEGATIVE says that the caller's was.
+    With SPLIT the largest logit and one over the sum of weights are written instead.
     """
     BLOCK_M: tl.constexpr = FIXED.BLOCK_M
     BLOCK_N: tl.constexpr = FIXED.BLOCK_N
@@ -33,7 +34,7 @@ def forward_kernel(
     if FIXED.NEGATIVE:
         q = -q
     band = tiles.band_of(rules, ends, frame)
-    edges = tiles.edge_scores(rules, here.head, band, frame)
+    edges = tiles.edge_scores(rules, here.head, band, frame, FIXED)
     r = tiles.ranges(i0, here.keys, frame.near, frame.far, band.low, band.high, BLOCK_M, BLOCK_N)
     total = tl.zeros([BLOCK_M, VALUE_DIM], tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
@@ -51,8 +52,9 @@ def forward_kernel(
             at = [here.batch, key_head, here.token + j0, 0]
             k = tl.reshape(key.load(at), [BLOCK_N, FIXED.DIM])
             logits = tl.dot(q, tl.trans(k), input_precision=FIXED.PRECISION)
-            if phase == 0 and rules.mask is None:
-                # What is added and the maximum are one number per row: one multiply-add each.
+            if phase == 0 and rules.mask is None and not FIXED.SPLIT:
+                # What is added and the maximum are one number per row: one multiply-add each. It
+                # rounds otherwise than the backward pass does, which shows in float32.
                 new_peak = tl.maximum(peak, tl.max(logits, 1) * rules.scale + edge)
                 finite = tl.where(new_peak == -float("inf"), 0.0, new_peak)
                 p = tl.exp2(logits * rules.scale + (edge - finite)[:, None])
@@ -68,8 +70,8 @@ def forward_kernel(
                     logits = tiles.add_mask(logits, rules.mask, here, here.head, i0, j0, FIXED)
                 new_peak = tl.maximum(peak, tl.max(logits, 1))
                 finite = tl.where(new_peak == -float("inf"), 0.0, new_peak)
-                p = tl.exp2(logits - finite[:, None])
-            shrink = tl.exp2(peak - finite)
+                p = tiles.power(logits - finite[:, None], FIXED)
+            shrink = tiles.power(peak - finite, FIXED)
             weight = weight * shrink + tl.sum(p, 1)
             total = total * shrink[:, None]
             peak = new_peak
@@ -86,7 +88,7 @@ def forward_kernel(
     places = statistics.pointer + here.row.to(tl.int64) * statistics.row + here.row_start + i
     if FIXED.SPLIT:
         tl.store(places, peak)
-        tl.store(places + statistics.size, tl.log2(weight))
+        tl.store(places + statistics.size, 1.0 / weight)
     else:
         tl.store(places, peak + tl.log2(weight))
     total = total / weight[:, None]

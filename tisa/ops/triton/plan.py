@@ -14,7 +14,6 @@ from tisa.ops.triton.configs import Tiles
 from tisa.ops.triton.decode import decode_kernel, merge_kernel
 from tisa.ops.triton.forward import forward_kernel
 from tisa.ops.triton.problem import Problem, batched, statistics_of, strided
-from tisa.ops.triton.tiles import LOG2E
 
 # Programs that a decoding step is cut into, keys that one of them reads at a time and at least.
 DECODE_PROGRAMS, DECODE_KEYS, SHORTEST_PART = 528, 128, 256
@@ -28,9 +27,13 @@ class Launch(NamedTuple):
     arguments: dict[str, Any]
 
 
-def compiled_as(tiles: Tiles) -> dict[str, int]:
+def compiled_as(problem: Problem, tiles: Tiles) -> dict[str, int]:
     """Return what the compiler is told."""
     chosen = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    if not problem.half:
+        # A product and a sum rounded as one in one kernel, and one by one in the next, are two
+        # logits, and e to their power two weights.
+        chosen["enable_fp_fusion"] = False
     if tiles.maxnreg is not None and torch.version.hip is None:
         chosen["maxnreg"] = tiles.maxnreg
     return chosen
@@ -44,7 +47,7 @@ def forward(problem: Problem, output: Tensor, statistics: Tensor) -> list[Launch
         query=problem.read("query", tiles.block_m),
         key=problem.read("key", tiles.block_n),
         value=problem.read("value", tiles.block_n),
-        rules=problem.rules._replace(scale=abs(scale) * LOG2E.value),
+        rules=problem.rules._replace(scale=abs(scale) * problem.unit),
         output=strided(batched(output) if problem.packed else output),
         statistics=statistics_of(statistics),
         counts=Counts(problem.heads, count),
@@ -56,7 +59,7 @@ def forward(problem: Problem, output: Tensor, statistics: Tensor) -> list[Launch
             BACKWARDS=problem.inputs.right is not None,
             NEGATIVE=scale < 0,
         ),
-        **compiled_as(tiles),
+        **compiled_as(problem, tiles),
     )
     return [Launch(forward_kernel, count * problem.sequences * problem.heads, arguments)]
 
@@ -91,7 +94,7 @@ def decode(problem: Problem, output: Tensor, statistics: Tensor, scratch: Tensor
         query=strided(problem.query),
         key=problem.read("key", block),
         value=problem.read("value", block),
-        rules=problem.rules._replace(scale=problem.inputs.scale * LOG2E.value),
+        rules=problem.rules._replace(scale=problem.inputs.scale * problem.unit),
         totals=totals,
         weights=weights,
         key_heads=problem.key_heads,

@@ -137,7 +137,7 @@ def _query(
             BOTH_SIDES=_both_sides(problem, upstream),
             PARTS=tiles.parts,
         ),
-        **compiled_as(tiles),
+        **compiled_as(problem, tiles),
     )
     return Launch(query_kernel, problem.heads * programs, arguments)
 
@@ -189,7 +189,7 @@ def _key(
         counts=Counts(problem.key_heads, count),
         **problem.lengths,
         FIXED=problem.fixed(tiles.block_m, tiles.block_n, KEYS_FIRST=True, ONE_LOOP=one_loop),
-        **compiled_as(tiles),
+        **compiled_as(problem, tiles),
     )
     return Launch(key_kernel, count * problem.sequences * problem.key_heads, arguments)
 
@@ -252,7 +252,7 @@ def _small(
         FIXED=problem.fixed(
             block, block, RAGGED=problem.ragged(block), PARTS=tiles.parts, WHOLE=whole
         ),
-        **compiled_as(tiles),
+        **compiled_as(problem, tiles),
     )
     launches = [Launch(small_kernel, problem.heads * programs, arguments)]
     if scores is not None:
@@ -282,6 +282,6 @@ def _rows(statistics: Tensor, delta: Tensor, rows: int) -> dict[str, TensorDescr
     two = statistics.shape[0] == 2
     return {
         "statistics": row_descriptor(statistics[0], rows),
-        "log_weights": row_descriptor(statistics[1], rows) if two else None,
+        "shares": row_descriptor(statistics[1], rows) if two else None,
         "delta": row_descriptor(delta, rows),
     }

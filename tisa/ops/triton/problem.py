@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tisa.ops.dropout import kept_scale
 from tisa.ops.triton.arguments import Dropout, Fixed, Mask, Rules, Statistics, Strided
 from tisa.ops.triton.configs import TALLEST_TILE, Config, config
-from tisa.ops.triton.tiles import ROW_PADDING
+from tisa.ops.triton.tiles import LOG2E, ROW_PADDING
 
 # So many keys at least make decoding worth its second kernel.
 LONG_CACHE = 512
@@ -87,6 +87,11 @@ class Problem:
             inputs.scores, inputs.band, mask, dropout, inputs.cu_seqlens, inputs.start_pointer,
             inputs.left, inputs.right, inputs.scale,
         )  # fmt: skip
+
+    @property
+    def unit(self) -> float:
+        """What a logit is multiplied by in the kernels: `tiles.in_units`."""
+        return float(LOG2E.value) if self.half else 1.0
 
     @property
     def lengths(self) -> dict[str, int]:
