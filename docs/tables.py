@@ -17,7 +17,7 @@ from tisa_lab.pretrain.report import groups_of, markdown, read_records
 DOCS = Path(__file__).parent
 BENCHMARKS = DOCS.parent / "benchmarks/results"
 PRETRAIN = DOCS / "records/2026-11-16-pretrain"
-FAULTS = json.loads((DOCS / "records/2026-11-18-faults/campaign.json").read_text())
+FAULTS = json.loads((DOCS / "records/2026-11-19-faults/campaign.json").read_text())
 REVIEW = json.loads((DOCS / "records/2026-11-16-review/rates-and-recall.json").read_text())
 PROBE = json.loads((DOCS / "records/2026-11-16-review/t5-probe.json").read_text())
 FUSED = [row for path in sorted(BENCHMARKS.glob("2026-11-19-fused-models-cpu*.json"))
