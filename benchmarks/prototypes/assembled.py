@@ -6,11 +6,13 @@ PYTHONPATH=.:tests/ops:benchmarks/prototypes python3 benchmarks/prototypes/assem
 import json
 import sys
 
+import five_products
 import smooth_tails
 import torch
 
 from cross_compile import compiled, planned  # tests/ops
 from tisa.ops.triton import problem as problems
+from tisa.ops.triton.configs import Tiles
 from tisa.ops.triton.problem import statistics_shape
 
 
@@ -32,6 +34,24 @@ def smooth(dim: int, *, causal: bool = False, length: int = 1024):
     ]
 
 
+def five(dim: int, *, band: bool = True, tiles: Tiles | None = None, length: int = 1024):
+    """Return the launches of a backward pass of five products."""
+
+    def empty(*shape, dtype=torch.bfloat16):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    query, key, value, output, grad = (empty(2, 4, length, dim) for _ in range(5))
+    scores = empty(4, 2 * length - 1, dtype=torch.float32)
+    ends = empty(4, 2, dtype=torch.int32) if band else None
+    if tiles is not None:
+        five_products.FIVE[dim] = tiles
+    plan = five_products.Plan(query, key, value, scores, ends, 0.125)
+    statistics = empty(*statistics_shape(query, None), dtype=torch.float32)
+    return plan.backward(
+        grad, output, statistics, (query, key, value, scores), plan.new_partial(), plan.new_turns()
+    )
+
+
 def main() -> None:
     problems.has_copy_engine = lambda device: True
     for dim in (64, 128):
@@ -40,6 +60,7 @@ def main() -> None:
             "present, no band": planned(dim=dim, heads=4, band=False),
             "smooth": smooth(dim),
             "smooth, causal": smooth(dim, causal=True),
+            "five": five(dim),
         }
         for name, launches in calls.items():
             if len(sys.argv) > 1 and sys.argv[1] not in name:
