@@ -1,6 +1,7 @@
-"""What the assembler says of the prototypes' kernels for sm_90, beside the present ones.
+r"""What the assembler says of the prototypes' kernels for sm_90, beside the present ones.
 
-PYTHONPATH=.:tests/ops:benchmarks/prototypes python3 benchmarks/prototypes/assembled.py
+PYTHONPATH=.:tests:tests/ops:benchmarks:benchmarks/prototypes \
+        python3 benchmarks/prototypes/assembled.py
 """
 
 import json
@@ -9,6 +10,7 @@ import sys
 import five_products
 import smooth_tails
 import torch
+from compare import FIVES, KEYS
 
 from cross_compile import compiled, planned  # tests/ops
 from tisa.ops.triton import problem as problems
@@ -16,7 +18,7 @@ from tisa.ops.triton.configs import Tiles
 from tisa.ops.triton.problem import statistics_shape
 
 
-def smooth(dim: int, *, causal: bool = False, length: int = 1024):
+def smooth(dim: int, *, causal: bool = False, length: int = 2048):
     """Return the launches of a call with smooth tails."""
 
     def empty(*shape, dtype=torch.bfloat16):
@@ -34,7 +36,7 @@ def smooth(dim: int, *, causal: bool = False, length: int = 1024):
     ]
 
 
-def five(dim: int, *, band: bool = True, tiles: Tiles | None = None, length: int = 1024):
+def five(dim: int, *, band: bool = True, tiles: Tiles | None = None, length: int = 2048):
     """Return the launches of a backward pass of five products."""
 
     def empty(*shape, dtype=torch.bfloat16):
@@ -56,12 +58,18 @@ def main() -> None:
     problems.has_copy_engine = lambda device: True
     for dim in (64, 128):
         calls = {
-            "present, band": planned(dim=dim, heads=4),
-            "present, no band": planned(dim=dim, heads=4, band=False),
+            "present, band": planned(dim=dim, heads=4, length=2048),
+            "present, no band": planned(dim=dim, heads=4, length=2048, band=False),
             "smooth": smooth(dim),
             "smooth, causal": smooth(dim, causal=True),
-            "five": five(dim),
         }
+        for tiles in FIVES[dim].values():
+            name = f"five {tiles.block_m} × {tiles.block_n}, {tiles.num_warps} warps"
+            calls[name] = five(dim, tiles=tiles)
+        for name, (one_loop, tiles) in KEYS.items():
+            if dim == 64:
+                smooth_tails.ONE_LOOP, smooth_tails.KEY[64] = one_loop, tiles
+                calls[f"smooth, {name}"] = smooth(dim)[-2:-1]
         for name, launches in calls.items():
             if len(sys.argv) > 1 and sys.argv[1] not in name:
                 continue

@@ -46,7 +46,10 @@ KEYS = {
     "one loop, 168": (True, Tiles(64, 64, 4, 3, maxnreg=168)),
     "one loop, one stage": (True, Tiles(64, 64, 4, 1, maxnreg=168)),
 }
-FORWARDS = {"128 keys": Tiles(64, 128, 4, 2), "64 keys": Tiles(64, 64, 4, 2)}
+FORWARDS = {
+    "128 keys": Tiles(64, 128, 4, 2), "64 keys": Tiles(64, 64, 4, 2),
+    "64 keys, 3 stages": Tiles(64, 64, 4, 3),
+}  # fmt: skip
 FIVES = {
     64: {"32 × 128": Tiles(32, 128, 4, 3), "64 × 128": Tiles(64, 128, 8, 2),
          "64 × 64": Tiles(64, 64, 4, 2, maxnreg=168)},
@@ -132,22 +135,44 @@ def with_tiles(module: Any, changes: dict[str, Any], run: Callable) -> Callable:
     return changed
 
 
-def smooth_runs(dim: int, band: torch.Tensor, causal: bool, chosen: str | None) -> dict:
-    """Return the variants of smooth tails by name."""
+def smooth_runs(
+    dim: int, band: torch.Tensor, causal: bool, chosen: tuple[str, str] | None
+) -> dict[str, Callable]:
+    """Return the variants of smooth tails by name; or the one with this key and forward kernel."""
 
     def run(*inputs: torch.Tensor) -> torch.Tensor:
         return smooth_tails.attention(*inputs, band, causal=causal)
 
+    def variant(key: str, forward: str) -> Callable:
+        one_loop, tiles = KEYS[key]
+        changes = {
+            "ONE_LOOP": one_loop, "KEY": smooth_tails.KEY | {64: tiles},
+            "FORWARD": smooth_tails.FORWARD | {64: FORWARDS[forward]},
+        }  # fmt: skip
+        return with_tiles(smooth_tails, changes, run)
+
     if dim != 64:
         return {"smooth": run}
-    found = {}
-    for name, (one_loop, tiles) in KEYS.items():
-        changes = {"ONE_LOOP": one_loop, "KEY": smooth_tails.KEY | {64: tiles}}
-        found[f"smooth, {name}"] = with_tiles(smooth_tails, changes, run)
     if chosen is not None:
-        return {chosen: found[chosen]}
-    changes = {"FORWARD": smooth_tails.FORWARD | {64: FORWARDS["64 keys"]}}
-    return found | {"smooth, forward of 64 keys": with_tiles(smooth_tails, changes, run)}
+        return {"smooth": variant(*chosen)}
+    first_key, first_forward = next(iter(KEYS)), next(iter(FORWARDS))
+    keys = {f"smooth, key: {name}": variant(name, first_forward) for name in KEYS}
+    forwards = {f"smooth, forward: {name}": variant(first_key, name) for name in FORWARDS}
+    return keys | forwards
+
+
+def fastest(times: dict[str, float]) -> tuple[str, str] | None:
+    """Return the best key kernel, by the step, and the best forward kernel, by itself."""
+    keys = {n: t for name in KEYS for n, t in [(name, times.get(f"smooth, key: {name}"))] if t}
+    forwards = {
+        n: t
+        for name in FORWARDS
+        for n, t in [(name, times.get(f"smooth, forward: {name} | forward"))]
+        if t
+    }
+    if not keys or not forwards:
+        return None
+    return min(keys, key=keys.__getitem__), min(forwards, key=forwards.__getitem__)
 
 
 def five_runs(dim: int, band: torch.Tensor | None) -> dict:
@@ -324,9 +349,11 @@ def smooth(arguments: argparse.Namespace, record: dict, dtype: torch.dtype, devi
                 scoring, band = curve("near far", dtype, device)
                 *qkv, grad = drawn(length, batch, dim, dtype, device)
                 narrow = torch.tensor([[-64, 64]] * HEADS, dtype=torch.int32, device=device)
-                # All variants at the first size; then the fastest alone.
-                runs = smooth_runs(dim, band, causal, best if dim == 64 and length > 2048 else None)
-                runs = {n: r for n, r in runs.items() if n in sound.get((dim, causal), ())}
+                # All variants at first; then the fastest of either kernel.
+                some = best if dim == 64 and (length > 2048 or causal) else None
+                runs = smooth_runs(dim, band, causal, some)
+                if some is None:
+                    runs = {n: r for n, r in runs.items() if n in sound.get((dim, causal), ())}
                 limit = lambda q, k, v, causal=causal: cudnn(q, k, v, causal)  # noqa: E731
                 runs = {
                     "cuDNN": limit, "present, no band": present(None, causal),
@@ -340,11 +367,8 @@ def smooth(arguments: argparse.Namespace, record: dict, dtype: torch.dtype, devi
                 record["times"][f"smooth, {title}"] = times
                 table(title, times)
                 if dim == 64 and length == 2048 and not causal:
-                    tried = {
-                        n: t for n, t in times.items() if n in smooth_runs(64, band, False, None)
-                    }
-                    tried = {n: t for n, t in tried.items() if "forward" not in n}
-                    best = min(tried, key=tried.get) if tried else None
+                    best = fastest(times)
+                    print(f"    from here on: {best}", flush=True)
                 save(arguments, record)
 
 

@@ -118,7 +118,7 @@ class Plan:
         self.one_loop = ONE_LOOP and width == 64
         wide = 128 if width > 64 else 64
         self.forward_tiles = Tiles(64, 64, 4, 1) if small else FORWARD[wide]
-        if keys % 128:
+        if keys % 128 or (causal and wide == 64):
             self.forward_tiles = Tiles(64, 64, 4, 2)
         self.key_tiles = Tiles(64, 64, 4, 1) if small else KEY[wide]
         self.query_tiles = Tiles(64, 64, 4, 1, resident=1) if small else QUERY[wide]
