@@ -60,9 +60,10 @@ def launches() -> str:
     """Return how this process launches the fused backend's kernels, of those it has launched."""
     if not (torch.cuda.is_available() and HAS_TRITON):
         return "no GPU, or no Triton"
-    from tisa.ops.triton import launching
+    from tisa.ops.triton import launching, native
 
-    return "; ".join(f"the long way: {why}" for why in launching.long_way) or "remembered"
+    how = "; ".join(f"the long way: {why}" for why in launching.long_way) or "remembered"
+    return f"{how}; in C++: {native.state}"
 
 
 def tried(device: str, dtype: torch.dtype, backend: str) -> Trial:

@@ -144,12 +144,7 @@ def test_triton_s_own_launcher_gives_the_driver_the_same():
 
 
 def test_calls_that_are_remembered_give_the_driver_the_same():
-    assert lines_of("call_process.py", "band") == ["band"]
-
-
-@pytest.mark.full
-def test_calls_of_every_kind_that_are_remembered_give_the_driver_the_same():
-    assert len(lines_of("call_process.py")) == 5
+    assert lines_of("call_process.py", "band", "Python") == ["band"]
 
 
 def test_what_a_compiled_kernel_knows_of_addresses():

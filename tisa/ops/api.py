@@ -78,7 +78,7 @@ def attention(
             "auto" takes "sdpa" without scores and with them "triton" on a GPU, mostly "chunked"
             elsewhere (the rule: `from tisa.ops.api import choose_backend`).
     """
-    signature = None
+    told = signature = None
     if callable(offset_scores) and not isinstance(offset_scores, Tensor):
         offset_scores, band = asked(
             offset_scores, query, key, packed=cu_seqlens is not None, max_seqlen=max_seqlen,
@@ -87,14 +87,20 @@ def attention(
         )  # fmt: skip
     # Nothing else has a `repeat`; on a CPU that would be lost time, unless Triton is interpreted.
     if cu_seqlens is None and (backend == "triton" or (backend == "auto" and _on_gpu(query))):
-        signature = repeats.signature(
+        told = (
             query, key, value, offset_scores, band, attn_mask,
             dropout_p, is_causal, scale, enable_gqa, max_seqlen, query_start, window, return_lse,
             backend,
         )  # fmt: skip
-        again = repeats.find(signature)
-        if again is not None:
-            return again(query, key, value, offset_scores, band, attn_mask)
+        if not torch.compiler.is_compiling() and repeats.native is not None:
+            found = repeats.native.attend(*told)
+            if found is not None:
+                return found
+        else:
+            signature = repeats.signature(*told)
+            again = repeats.find(signature)
+            if again is not None:
+                return again(query, key, value, offset_scores, band, attn_mask)
     call = checked_call(
         query,
         key,
@@ -125,8 +131,11 @@ def attention(
         chosen = chunked if chunked.refuses(call) is None else reference
     with without_autocast(call.query.device):
         output, lse = chosen.attend(call)
-    if signature is not None and name == "triton" and call.query is query and not call.empty:
-        repeats.keep(signature, lambda: chosen.repeat(call))
+    if told is not None and name == "triton" and call.query is query and not call.empty:
+        if signature is not None:
+            repeats.keep(signature, lambda: chosen.repeat(call))
+        elif repeats.native is not None and not torch.compiler.is_compiling():
+            chosen.record(call, told)
     return (output, lse) if return_lse else output
 
 

@@ -7,6 +7,7 @@ step.
 """
 
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 
@@ -15,6 +16,9 @@ from tisa.shapes import Tensor
 
 # From query, key, value, scores, band and mask to the output.
 Repeat = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
+
+# What makes known calls in C++ and is asked instead, if it is on (ops/triton/native.py).
+native: Any = None
 
 # Forgetting all at once is simpler than forgetting the oldest.
 _MOST = 1024

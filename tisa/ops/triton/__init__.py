@@ -15,6 +15,7 @@ docs/attention.md derives it. Every line imports only from lines above it:
     plan.py            which kernels a forward pass launches
     plan_backward.py   which a backward pass launches: only what is needed
     launching.py       how they are launched, and remembered
+    native.py          the same in C++ (native.cpp), without Python
     operators.py       what PyTorch sees of it
 """
 
@@ -86,10 +87,18 @@ def repeat(call: Call) -> Repeat | None:
 
     It takes query, key, value, scores, band and mask, and looks at none of them.
     """
+    return operators.repeat(_inputs(call)) if _repeatable(call) else None
+
+
+def record(call: Call, told: tuple[object, ...]) -> None:
+    """Make this call known to C++ by what `attention` was told (`repeats.native`)."""
+    if _repeatable(call):
+        operators.record(_inputs(call), told)
+
+
+def _repeatable(call: Call) -> bool:
     settled = call.dropout_p == 0 and not call.packed and isinstance(call.query_start, int)
-    if not settled or call.return_lse or call.query.dtype == torch.float32:
-        return None
-    return operators.repeat(_inputs(call))
+    return settled and not call.return_lse and call.query.dtype != torch.float32
 
 
 def _inputs(call: Call) -> Inputs:

@@ -80,7 +80,7 @@ def launch(
             if made is not None:
                 call.templates[kind] = made
             return
-        stream = current_stream(device)
+        stream = current_stream(device.index)
         for template in templates:
             template.launch(here, stream)
 
@@ -142,9 +142,9 @@ def compiles(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def current_stream(device: torch.device) -> int:
+def current_stream(device: int) -> int:
     """Return the address of the stream that PyTorch launches on."""
-    return torch._C._cuda_getCurrentRawStream(device.index)
+    return torch._C._cuda_getCurrentRawStream(device)
 
 
 def _watched() -> bool:
@@ -217,6 +217,8 @@ class Template(NamedTuple):
     middle: tuple[Any, ...]
     # Numbers as they are, a Place, a Described, or a Group of such.
     arguments: Group
+    # As Triton compiled it.
+    compiled: Any
 
     def launch(self, places: Sequence[int | None], stream: int) -> None:
         """Launch it on a stream for tensors that begin at these addresses."""
@@ -233,7 +235,7 @@ def _template(
     """Return the launch with its addresses left open."""
     run, function, metadata = _launcher(compiled)
     given = Group(_left_open(arguments[name], tensors) for name in kernel.arg_names)
-    return Template(run, programs, (function, metadata, None, None, None), given)
+    return Template(run, programs, (function, metadata, None, None, None), given, compiled)
 
 
 def _left_open(value: Any, tensors: Sequence[Tensor | None]) -> Any:

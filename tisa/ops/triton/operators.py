@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tisa.ops.call import needs_gradient, plain
+from tisa.ops.call import likeness, needs_gradient, plain
 from tisa.ops.repeats import Repeat
 from tisa.ops.schema import refuse_second_derivative, schema_of
-from tisa.ops.triton import plan, plan_backward
+from tisa.ops.triton import native, plan, plan_backward
 from tisa.ops.triton.launching import Shape, known, launch, layout
 from tisa.ops.triton.plan_backward import Gradients, Upstream
 from tisa.ops.triton.problem import Inputs, Problem, loadable, statistics_shape
@@ -45,12 +45,8 @@ def prepared(inputs: Inputs) -> Prepared:
 def run_forward(ready: Prepared, *, inference: bool) -> tuple[Tensor, Tensor]:
     """Return the output and, for each query, the logarithm of its sum of weights to base 2."""
     inputs = ready.inputs
-    output, statistics = _new_outputs(inputs.query, inputs.value, inputs.cu_seqlens)
-    scratch = None
-    if inference and inputs.query.shape[-2] <= 64:
-        size = _size(ready, "decode", lambda: plan.decode_numbers(Problem(inputs)))
-        if size:
-            scratch = torch.empty(size, dtype=torch.float32, device=output.device)
+    what, written = _written(ready, inference)
+    output, statistics, scratch = written
 
     def made() -> list[plan.Launch]:
         problem = Problem(inputs)
@@ -58,10 +54,23 @@ def run_forward(ready: Prepared, *, inference: bool) -> tuple[Tensor, Tensor]:
             return plan.decode(problem, output, statistics, scratch)
         return plan.forward(problem, output, statistics)
 
-    what = "forward" if scratch is None else "decode"
-    written = (output, statistics, scratch)
     launch(ready.known, what, inputs[:9], written, made, output.device)
     return output, statistics
+
+
+def _written(ready: Prepared, inference: bool) -> tuple[str, tuple[Tensor, Tensor, Tensor | None]]:
+    """Return which forward pass it is, and new tensors for what it writes, scratch memory last."""
+    inputs = ready.inputs
+    outputs = _new_outputs(inputs.query, inputs.value, inputs.cu_seqlens)
+    if inference and inputs.query.shape[-2] <= 64:
+        size = _size(ready, "decode", lambda: plan.decode_numbers(Problem(inputs)))
+        if size:
+            return "decode", (*outputs, _scratch(ready, size))
+    return "forward", (*outputs, None)
+
+
+def _scratch(ready: Prepared, size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.float32, device=ready.inputs.query.device)
 
 
 def run_backward(
@@ -69,24 +78,36 @@ def run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients; one that is not needed is an empty tensor."""
     inputs = ready.inputs
-    gradients = _new_gradients(inputs, needs)
     computed = _computed(needs)
     upstream = Upstream(
         loadable(upstream.grad_output), upstream.grad_statistics, loadable(upstream.output),
         upstream.statistics,
     )  # fmt: skip
-    size = _size(ready, computed, lambda: plan_backward.scratch_numbers(Problem(inputs), computed))
-    scratch = torch.empty(size, dtype=torch.float32, device=upstream.output.device)
+    gradients, scratch = _written_backward(ready, needs)
 
     def made() -> list[plan.Launch]:
         wanted = Gradients(*(g if c else None for g, c in zip(gradients, computed, strict=True)))
         return plan_backward.backward(Problem(inputs), upstream, wanted, scratch)
 
-    # They may lie in any way; the rest is as the inputs make it.
-    what = (computed, layout(upstream.grad_output), layout(upstream.grad_statistics))
     others = (*upstream, *gradients, scratch)
-    launch(ready.known, what, inputs[:9], others, made, upstream.output.device)
+    launch(ready.known, _backward(upstream, needs), inputs[:9], others, made, scratch.device)
     return gradients
+
+
+def _backward(upstream: Upstream, needs: Needs) -> Hashable:
+    """Return which backward pass it is."""
+    # They may lie in any way; the rest is as the inputs make it.
+    return _computed(needs), layout(upstream.grad_output), layout(upstream.grad_statistics)
+
+
+def _written_backward(
+    ready: Prepared, needs: Needs
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Return new tensors for what a backward pass writes: gradients and scratch memory."""
+    computed = _computed(needs)
+    inputs = ready.inputs
+    size = _size(ready, computed, lambda: plan_backward.scratch_numbers(Problem(inputs), computed))
+    return _new_gradients(inputs, needs), _scratch(ready, size)
 
 
 def _size(ready: Prepared, what: Hashable, count: Callable[[], int]) -> int:
@@ -231,22 +252,20 @@ class Eager(torch.autograd.Function):
             if grad_statistics is None:
                 return (None,) * 6
             grad_output = torch.zeros_like(output)
-        needs = ctx.needs_input_grad[:4]
-        if torch.is_grad_enabled():
-            # Somebody will differentiate this again: the operator says that it cannot be.
-            gradients = backward_operator(
-                grad_output, grad_statistics, output, statistics, *tensors, *ctx.numbers,
-                list(needs),
-            )  # fmt: skip
-        else:
-            gradients = run_backward(
-                # Looked at again: hooks may have put them elsewhere, and in another order.
-                prepared(Inputs(*tensors, *ctx.numbers)),
-                Upstream(grad_output, grad_statistics, output, statistics),
-                needs,
-            )
-        found = [g if need else None for g, need in zip(gradients, needs, strict=True)]
-        return (*found, None, None)
+        inputs = Inputs(*tensors, *ctx.numbers)
+        upstream = Upstream(grad_output, grad_statistics, output, statistics)
+        return (*_differentiated(inputs, upstream, ctx.needs_input_grad[:4]), None, None)
+
+
+def _differentiated(inputs: Inputs, upstream: Upstream, needs: Needs) -> list[Tensor | None]:
+    """Return the gradients, None for one that is not needed."""
+    if torch.is_grad_enabled():
+        # Somebody will differentiate this again: the operator says that it cannot be.
+        gradients = backward_operator(*upstream, *inputs, list(needs))
+    else:
+        # Looked at again: hooks may have put them elsewhere, and in another order.
+        gradients = run_backward(prepared(inputs), upstream, needs)
+    return [g if need else None for g, need in zip(gradients, needs, strict=True)]
 
 
 def attend(inputs: Inputs, *, inference: bool) -> tuple[Tensor, Tensor]:
@@ -282,3 +301,44 @@ def repeat(inputs: Inputs) -> Repeat | None:
         return run_forward(Prepared(inputs, before), inference=True)[0]
 
     return again
+
+
+def record(inputs: Inputs, told: tuple[object, ...]) -> None:
+    """Make a call that was just made known to C++ (native.py), where it can be.
+
+    `told`: the arguments of `native.attend`: query, key, value, scores, band, mask, and flags.
+    """
+    ready = prepared(inputs)
+    # Not where something was cast, copied or given another axis.
+    if any(not _same(a, b) for a, b in zip(told[:6], ready.inputs, strict=False)):
+        return
+    inference = not needs_gradient(*inputs[:4])
+    what, (output, statistics, scratch) = _written(ready, inference)
+    forward = _pass(ready, what, (output, statistics, *([] if scratch is None else [scratch])))
+    if forward is None:
+        return
+    rest = inputs[6:]
+
+    def slow(saved: list[Any], upstream: Tensor, needs: Needs, ordinary: bool) -> Any:
+        inputs = Inputs._make((*saved[2:], *rest))
+        backward = Upstream(upstream, None, *saved[:2])
+        gradients = _differentiated(inputs, backward, needs)
+        if not ordinary:
+            return gradients, None
+        ready = prepared(inputs)
+        written, scratch = _written_backward(ready, needs)
+        return gradients, _pass(ready, _backward(backward, needs), (*written, scratch))
+
+    native.keep(told, forward, (output, statistics), slow)
+
+
+def _same(told: Any, used: Any) -> bool:
+    if told is None or used is None:
+        return told is used
+    return told.data_ptr() == used.data_ptr() and likeness(told) == likeness(used)
+
+
+def _pass(ready: Prepared, what: Hashable, written: tuple[Tensor, ...]) -> Any | None:
+    """Return for C++ what was launched for tensors of which each lay apart; None if nothing."""
+    templates = ready.known.templates.get((what, ()))
+    return None if templates is None else native.pass_of(templates, written)

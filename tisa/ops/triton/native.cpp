@@ -1,0 +1,530 @@
+// The host's part of calls whose shapes are known: looked up, allocated and launched without Python.
+//
+// Python plans a call and has Triton launch it once (launching.py). What the launches were given is
+// then kept here under all that tells one call from another but addresses (`Key`): the function,
+// its grid, and its parameters with addresses left open (`Launch`). `attend` is the one function
+// that Python calls for a known call. Gradients are computed the same way; a backward pass that is
+// not known goes to Python (`Entry::slow`), which makes it known.
+//
+// The driver is reached through a library's name, so that tests hand in one without a GPU.
+
+#include <dlfcn.h>
+
+#include <array>
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "cuda.h"
+
+namespace {
+
+namespace py = pybind11;
+using at::Tensor;
+using Key = std::vector<int64_t>;
+
+// What Python hands in once: the driver's functions, and what is asked of PyTorch and of Triton.
+struct {
+  decltype(&cuLaunchKernelEx) launch;
+  decltype(&cuTensorMapEncodeTiled) encode;
+  decltype(&cuCtxGetCurrent) get_context;
+  decltype(&cuCtxSetCurrent) set_context;
+  CUresult (*retain_context)(CUcontext*, CUdevice);
+  PyObject* current_stream;
+  PyObject* hooks;  // `triton.knobs.runtime`: profilers put themselves there.
+} host;
+
+void check(CUresult result, const char* what) {
+  TORCH_CHECK(result == CUDA_SUCCESS, "tisa: ", what, " failed, the driver says ", int(result));
+}
+
+// ---- A launch whose addresses are left open.
+
+struct Pointer {
+  size_t at;  // In bytes, among the parameters.
+  size_t tensor;
+  uint64_t offset;
+};
+
+// A tensor descriptor, its axes in the driver's order: the last of the tensor first.
+struct Descriptor : Pointer {
+  int type, swizzle, fill;
+  std::vector<cuuint64_t> sizes, strides;
+  std::vector<cuuint32_t> box;
+};
+
+constexpr size_t MOST_BYTES = 4096, MOST_PLACES = 32;
+using Places = std::array<uint64_t, MOST_PLACES>;
+
+struct Launch {
+  CUfunction function;
+  unsigned programs, warps, cluster, shared;
+  bool dependent, cooperative;
+  std::vector<char> bytes;
+  std::vector<size_t> parameters;  // Where each begins.
+  std::vector<Pointer> pointers;
+  std::vector<Descriptor> descriptors;
+
+  void run(const Places& places, CUstream stream) const {
+    alignas(64) char filled[MOST_BYTES];
+    std::memcpy(filled, bytes.data(), bytes.size());
+    for (const auto& p : pointers) {
+      const uint64_t address = places[p.tensor] + p.offset;
+      std::memcpy(filled + p.at, &address, sizeof address);
+    }
+    constexpr cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+    for (const auto& d : descriptors) {
+      check(
+          host.encode(
+              reinterpret_cast<CUtensorMap*>(filled + d.at), CUtensorMapDataType(d.type),
+              d.box.size(), reinterpret_cast<void*>(places[d.tensor] + d.offset), d.sizes.data(),
+              d.strides.data(), d.box.data(), steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+              CUtensorMapSwizzle(d.swizzle), CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+              CUtensorMapFloatOOBfill(d.fill)),
+          "a tensor descriptor");
+    }
+    std::array<void*, MOST_BYTES / 4> given;
+    for (size_t i = 0; i < parameters.size(); i++) given[i] = filled + parameters[i];
+    std::array<CUlaunchAttribute, 4> attributes{};
+    CUlaunchConfig config{};
+    const auto next = [&](CUlaunchAttributeID id) -> CUlaunchAttributeValue& {
+      attributes[config.numAttrs].id = id;
+      return attributes[config.numAttrs++].value;
+    };
+    // In the order of Triton's launcher.
+    if (dependent) {
+      next(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+          .programmaticStreamSerializationAllowed = 1;
+    }
+    if (cooperative) next(CU_LAUNCH_ATTRIBUTE_COOPERATIVE).cooperative = 1;
+    if (cluster != 1) {
+      auto& size = next(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION).clusterDim;
+      size.x = cluster, size.y = size.z = 1;
+      next(CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE)
+          .clusterSchedulingPolicyPreference = CU_CLUSTER_SCHEDULING_POLICY_SPREAD;
+    }
+    config.gridDimX = programs * cluster;
+    config.blockDimX = 32 * warps;
+    config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = shared;
+    config.hStream = stream;
+    config.attrs = attributes.data();
+    check(host.launch(&config, function, given.data(), nullptr), "a launch");
+  }
+};
+
+// ---- A pass: tensors that are allocated, kernels that fill them.
+
+struct Buffer {
+  std::vector<int64_t> sizes, strides;
+  at::ScalarType dtype;
+};
+
+struct Pass {
+  std::vector<Buffer> buffers;
+  std::vector<Launch> launches;
+
+  // Return the new tensors; one without numbers, which stands for nothing, is not allocated.
+  std::vector<Tensor> run(const std::vector<Tensor>& given, at::Device device, CUstream stream) const {
+    const at::OptionalDeviceGuard on(device);
+    if (device.is_cuda()) {
+      CUcontext context = nullptr;
+      check(host.get_context(&context), "the context");
+      if (context == nullptr) {
+        // A thread of autograd's that has not met the driver.
+        check(host.retain_context(&context, device.index()), "the context");
+        check(host.set_context(context), "the context");
+      }
+    }
+    Places places{};
+    size_t count = 0;
+    for (const auto& tensor : given) {
+      places[count++] = tensor.defined() ? reinterpret_cast<uint64_t>(tensor.data_ptr()) : 0;
+    }
+    std::vector<Tensor> made(buffers.size());
+    for (size_t i = 0; i < buffers.size(); i++) {
+      const auto& b = buffers[i];
+      if (b.sizes.size() != 1 || b.sizes[0] != 0) {
+        made[i] = at::empty_strided(b.sizes, b.strides, at::dtype(b.dtype).device(device));
+        places[count + i] = reinterpret_cast<uint64_t>(made[i].data_ptr());
+      }
+    }
+    for (const auto& launch : launches) launch.run(places, stream);
+    return made;
+  }
+};
+
+// ---- What tells one call from another.
+
+struct KeyHash {
+  size_t operator()(const Key& key) const {
+    uint64_t hash = key.size();
+    for (const int64_t x : key) hash = (hash ^ uint64_t(x)) * 0x9E3779B97F4A7C15u ^ hash >> 29;
+    return hash;
+  }
+};
+
+void add_layout(Key& key, const Tensor& tensor) {
+  if (!tensor.defined()) {
+    key.push_back(-1);
+    return;
+  }
+  const auto& sizes = tensor.sizes();
+  const auto& strides = tensor.strides();
+  key.push_back(int64_t(sizes.size()) << 32 | int64_t(tensor.scalar_type()) << 16 |
+                int64_t(tensor.device().type()) << 8 | (tensor.device().index() + 1));
+  // Subclasses, transforms and lazy tensors differ here from an ordinary tensor.
+  key.push_back(int64_t(tensor.key_set().raw_repr()));
+  key.insert(key.end(), sizes.begin(), sizes.end());
+  key.insert(key.end(), strides.begin(), strides.end());
+}
+
+bool aligned(const Tensor& tensor) {
+  return !tensor.defined() || reinterpret_cast<uint64_t>(tensor.data_ptr()) % 16 == 0;
+}
+
+// An argument that is no tensor, with its type: 1 equals True in Python.
+bool add_told(Key& key, PyObject* value) {
+  if (value == Py_None) {
+    key.push_back('N');
+  } else if (PyBool_Check(value)) {
+    key.insert(key.end(), {'b', value == Py_True});
+  } else if (PyLong_CheckExact(value)) {
+    int overflow = 0;
+    key.insert(key.end(), {'i', PyLong_AsLongLongAndOverflow(value, &overflow)});
+    return overflow == 0;
+  } else if (PyFloat_CheckExact(value)) {
+    int64_t bits = 0;
+    const double number = PyFloat_AS_DOUBLE(value);
+    std::memcpy(&bits, &number, sizeof bits);
+    key.insert(key.end(), {'f', bits});
+  } else if (PyUnicode_CheckExact(value)) {
+    Py_ssize_t length = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(value, &length);
+    if (text == nullptr) throw python_error();
+    key.insert(key.end(), {'s', int64_t(length)});
+    key.insert(key.end(), text, text + length);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// Query, key, value, scores, band and mask.
+constexpr size_t TENSORS = 6;
+using Six = std::array<Tensor, TENSORS>;
+
+// Return whether this is a call that can be known: what came in and what it is known by.
+bool described(PyObject* const* values, Py_ssize_t count, Six& tensors, Key& key, bool& needs) {
+  if (count < Py_ssize_t(TENSORS) || torch::jit::tracer::isTracing()) return false;
+  key.reserve(160);
+  for (size_t i = 0; i < TENSORS; i++) {
+    if (values[i] != Py_None) {
+      if (!THPVariable_CheckExact(values[i])) return false;
+      tensors[i] = THPVariable_Unpack(values[i]);
+      if (tensors[i].layout() != at::kStrided || !tensors[i].has_storage()) return false;
+      if (tensors[i]._fw_grad(0).defined() || !aligned(tensors[i])) return false;
+    }
+    add_layout(key, tensors[i]);
+  }
+  if (!tensors[0].defined() || !tensors[1].defined() || !tensors[2].defined()) return false;
+  needs = false;
+  if (at::GradMode::is_enabled()) {
+    for (size_t i = 0; i < 4; i++) needs |= tensors[i].defined() && tensors[i].requires_grad();
+    if (tensors[5].defined() && tensors[5].requires_grad()) return false;
+  }
+  // Modes, transforms and autocast stand in what the dispatcher includes and leaves out.
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  const auto kind = tensors[0].device().type();
+  const bool autocast = at::autocast::is_autocast_enabled(kind);
+  key.insert(
+      key.end(), {needs, int64_t(local.included_.raw_repr()), int64_t(local.excluded_.raw_repr()),
+                  autocast ? int64_t(at::autocast::get_autocast_dtype(kind)) : -1});
+  for (Py_ssize_t i = TENSORS; i < count; i++) {
+    if (!add_told(key, values[i])) return false;
+  }
+  return true;
+}
+
+// ---- What is known of a call.
+
+struct Entry : torch::CustomClassHolder {
+  Pass forward;
+  // How the saved tensors lay: hooks may bring back others.
+  Key saved;
+  // What computes gradients in Python, and makes its launches known.
+  PyObject* slow;
+  std::mutex lock;
+  // By which gradients are wanted and how the one that comes back lies.
+  std::unordered_map<Key, std::shared_ptr<const Pass>, KeyHash> backward;
+
+  ~Entry() override {
+    const py::gil_scoped_acquire gil;
+    Py_XDECREF(slow);
+  }
+};
+using Known = c10::intrusive_ptr<Entry>;
+
+// Forgetting all at once is simpler than forgetting the oldest.
+constexpr size_t MOST_CALLS = 1024;
+// Never destroyed: that would be after Python's end.
+auto& calls = *new std::unordered_map<Key, Known, KeyHash>();
+std::array<int64_t, 4> counts{};  // Calls known and not, backward passes known and not.
+
+CUstream current_stream(at::Device device) {
+  const auto found = py::reinterpret_steal<py::object>(
+      PyObject_CallFunction(host.current_stream, "i", int(device.index())));
+  if (!found) throw python_error();
+  return reinterpret_cast<CUstream>(PyLong_AsUnsignedLongLong(found.ptr()));
+}
+
+// Whether a profiler wants to be told of every launch.
+bool watched() {
+  const auto hook = py::handle(host.hooks).attr("launch_enter_hook");
+  return PyObject_IsTrue(py::getattr(hook, "calls", hook).ptr()) != 0;
+}
+
+Key layouts(at::ArrayRef<Tensor> tensors) {
+  Key key;
+  for (const auto& tensor : tensors) add_layout(key, tensor);
+  return key;
+}
+
+// The operators know nine inputs; three of them no known call has.
+std::vector<Tensor> nine(at::ArrayRef<Tensor> six) {
+  std::vector<Tensor> all(six.begin(), six.end());
+  all.resize(9);
+  return all;
+}
+
+struct Attention : torch::autograd::Function<Attention> {
+  struct Rest {
+    Tensor band, mask;
+    Known known;
+    CUstream stream;
+  };
+
+  static Tensor forward(
+      torch::autograd::AutogradContext* ctx, const Tensor& query, const Tensor& key,
+      const Tensor& value, const std::optional<Tensor>& told_scores, const Rest& rest) {
+    const Tensor scores = told_scores.value_or(Tensor());
+    const Six six{query, key, value, scores, rest.band, rest.mask};
+    const auto made = rest.known->forward.run(nine(six), query.device(), rest.stream);
+    // In the order of `operators.Eager`: a checkpoint may go there the other time.
+    ctx->save_for_backward(
+        {made[0], made[1], query, key, value, scores, rest.band, rest.mask});
+    ctx->saved_data["known"] = c10::IValue::make_capsule(rest.known);
+    ctx->set_materialize_grads(false);
+    return made[0];
+  }
+
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* ctx, torch::autograd::variable_list gradients) {
+    const Tensor& upstream = gradients[0];
+    torch::autograd::variable_list found(5);
+    if (!upstream.defined()) return found;
+    const auto saved = ctx->get_saved_variables();
+    const auto known = c10::static_intrusive_pointer_cast<Entry>(
+        ctx->saved_data["known"].toCapsule());
+    std::array<bool, 4> needs{};
+    for (size_t i = 0; i < 4; i++) needs[i] = saved[2 + i].defined() && ctx->needs_input_grad(i);
+    Key key{needs[0] | needs[1] << 1 | needs[2] << 2 | needs[3] << 3};
+    add_layout(key, upstream);
+    std::shared_ptr<const Pass> pass;
+    const bool ordinary = !at::GradMode::is_enabled() && aligned(upstream) &&
+        std::all_of(saved.begin(), saved.end(), aligned) && layouts(saved) == known->saved;
+    if (ordinary) {
+      const std::lock_guard<std::mutex> guard(known->lock);
+      const auto at = known->backward.find(key);
+      if (at != known->backward.end()) pass = at->second;
+      counts[pass ? 2 : 3]++;
+    }
+    if (!pass) return slow(known, saved, upstream, needs, ordinary, key);
+    CUstream stream = nullptr;
+    {
+      const py::gil_scoped_acquire gil;
+      stream = current_stream(upstream.device());
+    }
+    auto given = nine({saved.data() + 2, TENSORS});
+    given.insert(given.end(), {upstream, Tensor(), saved[0], saved[1]});
+    auto made = pass->run(given, upstream.device(), stream);
+    for (size_t i = 0; i < 4; i++) {
+      if (needs[i]) found[i] = std::move(made[i]);
+    }
+    return found;
+  }
+
+  static torch::autograd::variable_list slow(
+      const Known& known, const std::vector<Tensor>& saved, const Tensor& upstream,
+      const std::array<bool, 4>& needs, bool ordinary, const Key& key) {
+    const py::gil_scoped_acquire gil;
+    py::list tensors;
+    for (const auto& tensor : saved) {
+      tensors.append(tensor.defined() ? py::cast(tensor) : py::none());
+    }
+    const auto answer = py::reinterpret_borrow<py::object>(known->slow)(
+        tensors, upstream, py::make_tuple(needs[0], needs[1], needs[2], needs[3]), ordinary);
+    // The four gradients, and the pass that has just been launched, if it can be again.
+    const auto [gradients, recorded] = answer.cast<std::pair<py::sequence, py::object>>();
+    torch::autograd::variable_list found(5);
+    for (size_t i = 0; i < 4; i++) {
+      if (!gradients[i].is_none()) found[i] = gradients[i].cast<Tensor>();
+    }
+    if (!recorded.is_none()) {
+      const std::lock_guard<std::mutex> guard(known->lock);
+      known->backward[key] = *recorded.cast<py::capsule>().get_pointer<std::shared_ptr<Pass>>();
+    }
+    return found;
+  }
+};
+
+// ---- What Python calls.
+
+PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Six six;
+  Key key;
+  bool needs = false;
+  if (!described(values, count, six, key, needs)) Py_RETURN_NONE;
+  const auto at = calls.find(key);
+  counts[at != calls.end() ? 0 : 1]++;
+  if (at == calls.end() || watched()) Py_RETURN_NONE;
+  const Known known = at->second;
+  const auto stream = current_stream(six[0].device());
+  Tensor output;
+  {
+    const py::gil_scoped_release released;
+    if (needs) {
+      const Attention::Rest rest{six[4], six[5], known, stream};
+      const auto scores = six[3].defined() ? std::optional<Tensor>(six[3]) : std::nullopt;
+      output = Attention::apply(six[0], six[1], six[2], scores, rest);
+    } else {
+      const at::NoGradGuard guard;
+      output = known->forward.run(nine(six), six[0].device(), stream)[0];
+    }
+  }
+  return THPVariable_Wrap(std::move(output));
+  END_HANDLE_TH_ERRORS
+}
+
+template <class T>
+std::vector<T> numbers(const py::handle& sequence) {
+  return sequence.cast<std::vector<T>>();
+}
+
+// (function, programs, warps, cluster, shared, dependent, cooperative, parameters), a parameter
+// being bytes, or (tensor, offset), or that with what a descriptor is made of.
+Launch launch_of(const py::tuple& told) {
+  Launch launch{
+      reinterpret_cast<CUfunction>(told[0].cast<uint64_t>()), told[1].cast<unsigned>(),
+      told[2].cast<unsigned>(), told[3].cast<unsigned>(), told[4].cast<unsigned>(),
+      told[5].cast<bool>(), told[6].cast<bool>(), {}, {}, {}, {}};
+  const auto place = [&](size_t size, size_t alignment) {
+    const size_t at = (launch.bytes.size() + alignment - 1) / alignment * alignment;
+    TORCH_CHECK(at + size <= MOST_BYTES, "tisa: a kernel takes too many parameters");
+    launch.bytes.resize(at + size);
+    launch.parameters.push_back(at);
+    return at;
+  };
+  for (const auto& value : told[7]) {
+    if (PyBytes_Check(value.ptr())) {
+      const auto text = value.cast<std::string>();
+      const size_t at = place(text.size(), 8);
+      std::memcpy(launch.bytes.data() + at, text.data(), text.size());
+      continue;
+    }
+    const auto parts = value.cast<py::tuple>();
+    const bool descriptor = parts.size() > 2;
+    const Pointer pointer{
+        descriptor ? place(sizeof(CUtensorMap), 64) : place(8, 8), parts[0].cast<size_t>(),
+        parts[1].cast<uint64_t>()};
+    TORCH_CHECK(pointer.tensor < MOST_PLACES, "tisa: a kernel takes too many tensors");
+    if (descriptor) {
+      launch.descriptors.push_back(
+          {pointer, parts[2].cast<int>(), parts[3].cast<int>(), parts[4].cast<int>(),
+           numbers<cuuint64_t>(parts[5]), numbers<cuuint64_t>(parts[6]),
+           numbers<cuuint32_t>(parts[7])});
+    } else {
+      launch.pointers.push_back(pointer);
+    }
+  }
+  return launch;
+}
+
+// Return a pass: its buffers as tensors that lie as they shall, or None, and its launches.
+py::capsule pass_of(const py::list& buffers, const py::list& launches) {
+  auto made = std::make_unique<std::shared_ptr<Pass>>(std::make_shared<Pass>());
+  for (const auto& buffer : buffers) {
+    if (buffer.is_none()) {
+      (*made)->buffers.push_back({{0}, {1}, at::kFloat});
+    } else {
+      const auto like = buffer.cast<Tensor>();
+      (*made)->buffers.push_back({like.sizes().vec(), like.strides().vec(), like.scalar_type()});
+    }
+  }
+  for (const auto& launch : launches) {
+    (*made)->launches.push_back(launch_of(launch.cast<py::tuple>()));
+  }
+  return {made.release(), [](void* p) { delete static_cast<std::shared_ptr<Pass>*>(p); }};
+}
+
+// Remember a call: its forward pass, how what it saves lies, and what computes gradients in Python.
+bool keep(const py::tuple& given, const py::capsule& pass, const std::vector<Tensor>& saved,
+          const py::object& slow) {
+  Six six;
+  Key key;
+  bool needs = false;
+  if (!described(PySequence_Fast_ITEMS(given.ptr()), Py_ssize_t(given.size()), six, key, needs)) {
+    return false;
+  }
+  if (calls.size() >= MOST_CALLS) calls.clear();
+  auto entry = c10::make_intrusive<Entry>();
+  entry->forward = **pass.get_pointer<std::shared_ptr<Pass>>();
+  std::vector<Tensor> all(saved.begin(), saved.end());
+  all.insert(all.end(), six.begin(), six.end());
+  entry->saved = layouts(all);
+  entry->slow = slow.inc_ref().ptr();
+  calls[key] = std::move(entry);
+  return true;
+}
+
+void start(const std::string& library, const py::object& current_stream, const py::object& hooks) {
+  void* driver = dlopen(library.c_str(), RTLD_LAZY);
+  TORCH_CHECK(driver != nullptr, "tisa: ", library, " cannot be opened");
+  const auto function = [&](auto& to, const char* name) {
+    to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(dlsym(driver, name));
+    TORCH_CHECK(to != nullptr, "tisa: ", library, " has no ", name);
+  };
+  function(host.launch, "cuLaunchKernelEx");
+  function(host.encode, "cuTensorMapEncodeTiled");
+  function(host.get_context, "cuCtxGetCurrent");
+  function(host.set_context, "cuCtxSetCurrent");
+  function(host.retain_context, "cuDevicePrimaryCtxRetain");
+  host.current_stream = current_stream.inc_ref().ptr();
+  host.hooks = hooks.inc_ref().ptr();
+}
+
+PyMethodDef attend_method = {
+    "attend", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(attend)), METH_FASTCALL,
+    "Return the output of a call that is known, None of another."};
+
+}  // namespace
+
+PYBIND11_MODULE(tisa_native, module) {
+  module.def("start", &start);
+  module.def("pass_of", &pass_of);
+  module.def("keep", &keep);
+  module.def("forget", [] { calls.clear(), counts = {}; });
+  module.def("counts", [] { return counts; });
+  module.attr("attend") =
+      py::reinterpret_steal<py::object>(PyCFunction_New(&attend_method, nullptr));
+}
