@@ -4,8 +4,9 @@
 
 Times are microseconds of the host for a call, the least of many rounds in which the contenders take
 turns; nobody waits for the GPU within one. "both" is forward and backward. 12 heads, 64 wide,
-bfloat16; plain SDPA is called as it is, without a context that chooses its backend. Caches are
-counted over steps of a BERT of 12 layers (random weights) that was converted, after five steps.
+bfloat16; plain SDPA is called as it is, without a context that chooses its backend. What ends in
+"C++" was made by `tisa.ops.triton.native`. Caches are counted over steps of a BERT of 12 layers
+(random weights) that was converted, after five steps.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import torch
 
 import tisa
 from tisa.ops import repeats
-from tisa.ops.triton import launching
+from tisa.ops.triton import launching, native
 
 RESULTS = Path(__file__).parent / "results"
 HEADS, WIDTH, LAYERS = 12, 64, 12
@@ -118,18 +119,29 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def with_cpp(contenders: Parts, names: tuple[str, ...]) -> Parts:
+    """Return the contenders, and those named once more in C++."""
+    if repeats.native is None:
+        return contenders
+    return contenders | {f"{name}, C++": contenders[name] for name in names}
+
+
 def least(contenders: Parts, device: str, rounds: int, calls: int) -> dict[str, float]:
     """Return for each the least time of the host for a call, in microseconds."""
     found = dict.fromkeys(contenders, float("inf"))
+    cpp = repeats.native
     for turn in range(rounds):
         for name, call in contenders.items():
+            repeats.native = cpp if name.endswith("C++") else None
+            call()
             wait(device)
             began = time.perf_counter()
             for _ in range(calls):
                 call()
             if turn:  # the first warms up
                 found[name] = min(found[name], 1e6 * (time.perf_counter() - began) / calls)
-    return found
+    repeats.native = cpp
+    return {name: round(micro, 1) for name, micro in found.items()}
 
 
 def models(device: str, layers: int) -> dict[str, Any]:
@@ -166,6 +178,7 @@ def step_of(model: Any, lengths: list[int], device: str) -> Callable[[], None]:
 
 def rates(step: Callable[[], None], steps: int) -> dict[str, dict[str, int]]:
     """Return hits and misses of every cache over so many steps, after five."""
+    cpp, repeats.native = repeats.native, None
     with counted() as tallies:
         for _ in range(5):
             step()
@@ -173,12 +186,23 @@ def rates(step: Callable[[], None], steps: int) -> dict[str, dict[str, int]]:
             tally.update(hits=0, misses=0)
         for _ in range(steps):
             step()
+    repeats.native = cpp
+    if cpp is not None:
+        for _ in range(5):
+            step()
+        before = cpp.counts()
+        for _ in range(steps):
+            step()
+        hits, misses, *backward = [b - a for a, b in zip(before, cpp.counts(), strict=True)]
+        tallies["calls, C++"] = {"hits": hits, "misses": misses}
+        tallies["backward, C++"] = dict(zip(("hits", "misses"), backward, strict=True))
     return tallies
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--driver", default="libcuda.so.1", help="the driver's library")
     parser.add_argument("--tokens", type=int, nargs="*", default=[128, 512, 2048])
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--rounds", type=int, default=30)
@@ -201,20 +225,23 @@ def main() -> None:
         path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(f"{kind} {name}: {json.dumps(found)}", flush=True)
 
+    began = time.perf_counter()
+    native.switch(True, args.driver)
+    record["C++"] = native.state
+    print(f"C++: {native.state}, {time.perf_counter() - began:.0f} s", flush=True)
+    again = tuple(
+        f"{part}, {way}" for part in ("attention", "whole") for way in ("forward", "both")
+    )
     for tokens in args.tokens:
-        note(
-            "microseconds",
-            str(tokens),
-            least(parts(tokens, args.device), args.device, args.rounds, 10),
-        )
+        contenders = with_cpp(parts(tokens, args.device), again)
+        note("microseconds", str(tokens), least(contenders, args.device, args.rounds, 10))
     pair = models(args.device, args.layers)
     for tokens in args.tokens:
         steps = {name: step_of(model, [tokens], args.device) for name, model in pair.items()}
+        steps = with_cpp(steps, ("converted",))
         note("steps", str(tokens), least(steps, args.device, max(2, args.rounds // 2), 1))
-    for name, lengths in (
-        ("one length", [128]),
-        ("eight lengths", [128 - 8 * n for n in range(8)]),
-    ):
+    lengths_of = {"one length": [128], "eight lengths": [128 - 8 * n for n in range(8)]}
+    for name, lengths in lengths_of.items():
         step = step_of(pair["converted"], lengths, args.device)
         note("caches", name, rates(step, args.steps))
 

@@ -1,5 +1,6 @@
 """Known calls in C++: built where they can be, told where not, and the same as in Python."""
 
+import json
 import stat
 import sys
 from types import SimpleNamespace
@@ -143,3 +144,15 @@ def test_autograd_sees_what_it_sees_in_python():
 @pytest.mark.full
 def test_the_driver_is_given_what_triton_gives_it():
     assert len(lines_of("call_process.py", "Python,C++")) == 5
+
+
+@pytest.mark.full
+def test_the_benchmark_of_the_host_runs(tmp_path):
+    small = ("--tokens", "128", "--layers", "2", "--rounds", "3", "--steps", "3")
+    lines = lines_of("host_process.py", *small, "--out", str(tmp_path))
+    assert lines[0].startswith("C++: on")
+    (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("*-host.json")]
+    assert set(record["steps"]["128"]) == {"stock", "converted", "converted, C++"}
+    for rates in record["caches"]["one length"].values():
+        assert rates["hits"] > 0
+        assert rates["misses"] == 0
