@@ -24,6 +24,7 @@ import torch
 import tisa
 from tisa.ops import repeats
 from tisa.ops.triton import launching, native
+from tisa.scoring.layers import bands_of, scores_of
 
 RESULTS = Path(__file__).parent / "results"
 HEADS, WIDTH, LAYERS = 12, 64, 12
@@ -90,7 +91,7 @@ def parts(tokens: int, device: str) -> Parts:
     upstream_scores = torch.randn_like(leaf)
 
     def whole() -> Any:
-        return tisa.attention(*qkv, scoring(tokens), band=scoring.band(torch.bfloat16))
+        return tisa.attention(*qkv, scoring)
 
     def both(forward: Callable[[], Any], leaves: list[torch.Tensor], up: torch.Tensor) -> Any:
         return lambda: torch.autograd.grad(forward(), leaves, up)
@@ -105,9 +106,9 @@ def parts(tokens: int, device: str) -> Parts:
         "attention, both": both(
             lambda: tisa.attention(*qkv, leaf, band=band), [*qkv, leaf], upstream
         ),
-        "scores, forward": lambda: scoring(tokens),
-        "scores, both": both(lambda: scoring(tokens), parameters, upstream_scores),
-        "band": lambda: scoring.band(torch.bfloat16),
+        "scores, forward": lambda: scores_of([scoring], tokens),
+        "scores, both": both(lambda: scores_of([scoring], tokens)[0], parameters, upstream_scores),
+        "band": lambda: bands_of([scoring], torch.bfloat16),
         "whole, forward": whole,
         "whole, both": both(whole, [*qkv, *parameters], upstream),
     }
