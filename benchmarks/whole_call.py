@@ -363,7 +363,7 @@ def main() -> None:
         return
     record = {
         "date": datetime.now(UTC).date().isoformat(),
-        "device": platform.processor() if device == "cpu" else torch.cuda.get_device_name(),
+        "device": f"{platform.machine()} CPU" if device == "cpu" else torch.cuda.get_device_name(),
         "dtype": str(dtype).removeprefix("torch."), "torch": torch.__version__,
         "triton": triton.__version__, "python": platform.python_version(),
         "commit": args.commit or commit_of(HERE), "rounds": args.rounds,
