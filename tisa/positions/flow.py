@@ -6,8 +6,8 @@
   the steps that were made: the states at the positions are there anyhow, from each the few steps to
   the next are made again and gone through backwards. So nothing inside a position is kept in memory
   (512 positions of 36 states, 768 wide, would take some 5 GB), and a compiler sees one node.
-- PyTorch's own operations, one after the other, where torch.func or forward-mode derivatives look
-  into it; all that autograd can do works there, at the price of that memory.
+- PyTorch's own operations, one after the other, where torch.func, forward-mode derivatives or what
+  counts operations look into it; all that autograd can do works there, at the price of that memory.
 - `scan` in an exported graph, which has one step in it, for any length, and needs no package.
 """
 
@@ -64,9 +64,15 @@ def follow(
     with without_autocast(state.device):
         if exporting():
             return _scanned(state, grid, own)
-        if transformed():
+        if _looked_into():
             return stepped(state, grid, own)
         return _operator(state, *own, *grid)
+
+
+def _looked_into() -> bool:
+    """Whether torch.func, forward-mode derivatives or a mode (counting, faking) see operations."""
+    modes = not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0
+    return modes or transformed()
 
 
 def stepped(

@@ -79,9 +79,10 @@ class Synthesizer(Position):
             inner = config.head_size
             if variant == "paper" or not mixed:
                 self.first_weight = nn.Parameter(torch.empty(*heads, config.hidden_size, inner))
-            self.second_weight = nn.Parameter(torch.empty(*shared, inner, length))
             if variant == "paper":
                 self.first_bias = nn.Parameter(torch.empty(*heads, 1, inner))
+            self.second_weight = nn.Parameter(torch.empty(*shared, inner, length))
+            if variant == "paper":
                 self.second_bias = nn.Parameter(torch.empty(*heads, 1, length))
         if mixed:
             self.gates = nn.Parameter(torch.empty(*shared, 1 if variant == "author" else 2))
@@ -95,12 +96,12 @@ class Synthesizer(Position):
             "key_factors": self.rank**-0.25,
             "first_weight": self.config.hidden_size**-0.5,
             "second_weight": self.config.head_size**-0.5,
-            "first_bias": 0.0,
-            "second_bias": 0.0,
-            "gates": 0.0,
         }
         for name, parameter in self.named_parameters():
-            nn.init.normal_(parameter, std=deviations[name])
+            if name in deviations:
+                nn.init.normal_(parameter, std=deviations[name])
+            else:
+                nn.init.zeros_(parameter)
 
     def read_reference(self, state_dict: Mapping[str, Tensor]) -> None:
         """Take mesh-tensorflow's weights: R, or R1 and R2, or pi/kernel and q; and alpha."""

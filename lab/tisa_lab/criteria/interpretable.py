@@ -51,7 +51,9 @@ def positional_logits(
     alone = SelfAttention(
         position.config.hidden_size, position.config.num_attention_heads, position=blank
     ).to(content)
-    alone.attention.load_state_dict(layer.attention.state_dict())
+    # Maps without biases are maps with biases of 0.
+    none = {name: torch.zeros_like(p) for name, p in alone.attention.state_dict().items()}
+    alone.attention.load_state_dict({**none, **layer.attention.state_dict()})
     if position.dense:
         # Its share of a mixture: what the method does to queries of the content logits.
         probe = content.new_ones(1, position.config.num_attention_heads, 1, 1)
