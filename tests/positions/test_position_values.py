@@ -241,6 +241,16 @@ def test_floater_gradients_are_those_of_its_steps():
         torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.unchecked
+def test_floater_operators_are_what_they_say():
+    state = torch.randn(6, 8, requires_grad=True)
+    parameters = list(flow.Flow(8).parameters())
+    some = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(flow._operator, (state, *parameters, 0.0, 0.002, 4, 5), test_utils=some)
+    solved, own = torch.randn(4, 6, 8), [p.detach() for p in parameters]
+    torch.library.opcheck(flow._backward, (solved, solved, *own, 0.0, 0.002, 5), test_utils=some)
+
+
 def test_floater_keeps_no_step_for_its_backward_pass():
     """What autograd keeps are the states at the positions, not the twenty maps between two."""
     position = build_position("floater", PositionConfig(64, 2, 4))

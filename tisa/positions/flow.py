@@ -180,7 +180,9 @@ def _backward(
     parameters = (first, bias, second, second_bias)
     found = [torch.zeros_like(p) for p in parameters]
     with without_autocast(solved.device):
-        maps, times = _maps(grid, parameters), _times(grid, first)
+        maps = _maps(grid, parameters)
+        # Of the four evaluations in each step, without an index from the host.
+        times = _times(grid, first).unfold(0, 4, 3).flatten()
         state = upstream[-1].clone()
         for position in reversed(range(grid.positions - 1)):
             steps = range(position * substeps, (position + 1) * substeps)
@@ -191,10 +193,10 @@ def _backward(
             asked: list[tuple[Tensor, Tensor]] = []
             for step in reversed(steps):
                 # The tape's last four belong to the last step.
-                here = tape[4 * (step - steps.start) :][:4]
-                state = _step_back(state, wide, maps, here, asked)
-            thirds = [3 * step + k for step in reversed(steps) for k in (3, 2, 1, 0)]
-            _gather(found, asked, tape[::-1], times[thirds])
+                four = tape[4 * (step - steps.start) :][:4]
+                state = _step_back(state, wide, maps, four, asked)
+            here = times[4 * steps.start : 4 * steps.stop].flip(0)
+            _gather(found, asked, tape[::-1], here)
             state = state + upstream[position]
     first_grad, bias_grad, second_grad, second_bias_grad = found
     return state, first_grad, bias_grad, second_grad, second_bias_grad
