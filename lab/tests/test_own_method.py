@@ -14,6 +14,7 @@ from own_methods import FUNCTION, forget
 from tisa.transformer import load
 from tisa_lab.criteria import table
 from tisa_lab.criteria.settings import Settings
+from tisa_lab.pretrain.config import PretrainConfig
 
 FEW = Settings(
     training_length=16, hidden_size=16, draws=2, contents=6, phrase=4, shifts=(1, 5),
@@ -75,6 +76,13 @@ def test_pretraining_goes_on_and_is_read_past_its_length(mine, tmp_path):
     assert run["label"] == mine
     assert all(row["loss"] > 0 for row in run["rows"])
     assert load(folder / "model").config.position.__name__ == "Root"
+    # Changed between the beginning of a grid and one of its runs, it is not the method asked for.
+    config = PretrainConfig(position=mine)
+    before = config.to_dict()["position_source"]
+    (tmp_path / "root.py").write_text(FUNCTION + "# soon\n")
+    assert config.to_dict()["position_source"] == before
+    with pytest.raises(ValueError, match=r"the file of root\.py:Root has changed since this run"):
+        config.transformer(300)
     # The other content is another run: its numbers would not be those of the first steps.
     (tmp_path / "root.py").write_text(FUNCTION + "# changed\n")
     other = command.lab([str(w) for w in (*words, "--position", f"none,{mine}", "--out", "grid")])

@@ -237,7 +237,7 @@ def test_shared_position_and_cache_of_a_transformer_of_ones_own():
     ("wrong", "error"),
     [
         (lambda: Transformer(config_of(position="tisaa")), "did you mean tisa"),
-        (lambda: Transformer(config_of(position="zzz")), "take one of none, sinusoidal"),
+        (lambda: Transformer(config_of(position="zzz")), "must be among none, sinusoidal"),
         (
             lambda: Transformer(config_of(position_options={"kernels": 3})),
             "among init, layers, num",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -35,7 +36,17 @@ class Source:
 
     @classmethod
     def of(cls, found: type[nn.Module]) -> "Source":
-        """Return where a class came from."""
+        """Return where a class came from, as it was when that was first asked.
+
+        Its file may change while the class is used, and what is computed is the class.
+        """
+        known = _KNOWN.get(found)
+        if known is None:
+            known = _KNOWN[found] = cls._of(found)
+        return known
+
+    @classmethod
+    def _of(cls, found: type[nn.Module]) -> "Source":
         module = sys.modules.get(found.__module__)
         name, path = found.__module__, _file_of(found)
         digest = getattr(module, DIGEST, "")
@@ -55,6 +66,9 @@ class Source:
         """Return the class and its place in words."""
         digest = f" (SHA-256 {self.sha256[:12]}…)" if self.sha256 else ""
         return f"{self.cls} of {self.place}{digest}"
+
+
+_KNOWN: WeakKeyDictionary[type[nn.Module], Source] = WeakKeyDictionary()
 
 
 def class_in_file(path: str, name: str, what: str = "position") -> type[nn.Module]:

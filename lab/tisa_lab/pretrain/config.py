@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -148,6 +148,8 @@ class PretrainConfig(Recipe):
     learning_rate: float = 1e-3
     scores_learning_rate: float | None = None
     seed: int = 0
+    # The method's name, and where its class came from, when the run was set up.
+    _named: ClassVar[tuple[str, dict[str, str] | None]]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,6 +159,7 @@ class PretrainConfig(Recipe):
         chosen = resolve(self.position)
         # A class in a file stays its file: other processes run it again.
         object.__setattr__(self, "position", chosen.given)
+        object.__setattr__(self, "_named", (chosen.name, described(chosen)))
         options = {**self.position_options, **chosen.options}
         object.__setattr__(self, "position_options", options)
         # Says what is wrong with sizes, the method's name or its options, without a tokenizer,
@@ -166,6 +169,12 @@ class PretrainConfig(Recipe):
 
     def transformer(self, vocab_size: int) -> TransformerConfig:
         """Return the config of the model."""
+        chosen = resolve(self.position)
+        if described(chosen) != self._named[1]:
+            raise ValueError(
+                f"position: the file of {chosen.name} has changed since this run was set up; start "
+                "it again"
+            )
         config = TransformerConfig(
             vocab_size=vocab_size,
             hidden_size=self.hidden_size,
@@ -174,7 +183,7 @@ class PretrainConfig(Recipe):
             intermediate_size=self.intermediate_size,
             embedding_size=None if self.embedding_size == self.hidden_size else self.embedding_size,
             max_position_embeddings=self.max_position_embeddings or self.longest,
-            position=self.position,
+            position=chosen.position,
             position_options=dict(self.position_options),
             is_causal=self.objective == "causal",
             norm=self.norm,
@@ -191,11 +200,10 @@ class PretrainConfig(Recipe):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for a JSON file; of a class of somebody's, where it came from."""
-        chosen = resolve(self.position)
-        source = described(chosen)
+        name, source = self._named
         more = {} if source is None else {SOURCE: source}
         lengths = [list(pair) for pair in self.lengths]
-        return {**asdict(self), "lengths": lengths, "position": chosen.name, **more}
+        return {**asdict(self), "lengths": lengths, "position": name, **more}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "PretrainConfig":

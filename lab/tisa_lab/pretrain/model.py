@@ -72,7 +72,9 @@ def build(config: PretrainConfig, vocab_size: int) -> LanguageModel:
             torch.manual_seed(int(key_of(config.seed, crc32(name.encode()))[0]))
             initialise(part, model.config.initializer_range)
     torch.manual_seed(config.seed + 1_000_003)
-    model.transformer.position = build_position(config.position, model.config.position_config())
+    model.transformer.position = build_position(
+        model.config.position, model.config.position_config()
+    )
     return model
 
 
