@@ -1,7 +1,10 @@
 """Every backend of `tisa.attention` against a float64 oracle, over all arguments at once.
 
-    PYTHONPATH=. python tests/fuzz.py --device cuda --minutes 3 --dtype bfloat16 --out record.json
-    PYTHONPATH=. python tests/fuzz.py --seed 0 --call 17        one call again, with its arguments
+    python tests/fuzz.py --device cuda --minutes 3 --out record.json
+    python tests/fuzz.py --seed 0 --dtype bfloat16 --call 17    one call again, with its arguments
+
+Every dtype has processes of its own, all side by side for that many minutes; the record is written
+anew whenever one of them ends, so that one that hangs takes nothing of the others along.
 
 A call ends as right, refused (an error of the package, with its reason) or WRONG, printed with the
 line that makes it again. The oracle (`fuzz_oracle.py`) is written from the operator's documentation
@@ -24,8 +27,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import import_module
 from itertools import count
 from multiprocessing import get_context
@@ -36,12 +38,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import tisa
 from fuzz_calls import ALIKE, DTYPES, Drawn, draw
 from fuzz_oracle import Results, kept_weights, oracle
 from tisa.ops.api import HAS_TRITON
 from tisa.ops.ring import Ring, ring_attention
 
+ROOT = Path(__file__).parents[1]
 # FlexAttention compiles every structure for many seconds: one row of calls in so many.
 FLEX_EVERY = 30
 RING_KNOWS = {"is_causal", "scale", "enable_gqa", "band"}
@@ -287,11 +292,17 @@ def reason_of(message: str) -> str:
     return message.split(", got ")[0].removeprefix("tisa.attention: ")[:90]
 
 
+def name_of(call: Drawn) -> str:
+    """Return the dtype of a call."""
+    return next(n for n, dtype in DTYPES.items() if dtype == call.tensors["value"].dtype)
+
+
 class Record:
     """What a run found."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        # By dtype.
+        self.calls: Counter[str] = Counter()
         self.outcomes: dict[str, Counter[str]] = {}
         self.refusals: dict[str, Counter[str]] = {}
         self.worst: dict[str, dict[str, dict[str, list[Any]]]] = {}
@@ -300,7 +311,7 @@ class Record:
 
     def add(self, call: Drawn, backend: str, outcome: str, ratio: float, why: str) -> None:
         """Count one backend's answer to one call."""
-        dtype = str(call.tensors["query"].dtype).removeprefix("torch.")
+        dtype = name_of(call)
         self.outcomes.setdefault(backend, Counter())[outcome] += 1
         if outcome == "refused":
             self.refusals.setdefault(why, Counter())[backend] += 1
@@ -364,7 +375,7 @@ def fuzz(
         if time.monotonic() - began > 60 * minutes:
             break
         call = draw(seed, number, device=device, dtypes=dtypes, longest=longest)
-        record.calls += 1
+        record.calls[name_of(call)] += 1
         if loud:
             print(described(call))
         for backend, (outcome, ratio, why) in verdicts(call, device):
@@ -416,7 +427,8 @@ def written(records: list[Record], settings: dict[str, Any]) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), "torch": torch.__version__,
                      "triton": triton_version(),
                      "tisa": tisa.__version__},
-        "calls": whole.calls,
+        "calls": whole.calls.total(),
+        "calls by dtype": whole.calls,
         "outcomes": whole.outcomes,
         "wrong": whole.wrong,
         "refusals": dict(sorted(whole.refusals.items())),
@@ -435,37 +447,61 @@ def main() -> int:
     parser.add_argument(
         "--calls", type=int, help="the first so many calls, not all that the time allows"
     )
-    parser.add_argument("--dtype", nargs="+", default=list(DTYPES)[:3], choices=DTYPES)
+    parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--call", type=int, help="this call alone, described")
     parser.add_argument("--longest", type=int, default=4096, help="no sequence is longer")
-    parser.add_argument("--processes", type=int, default=1, help="each with calls of its own")
+    parser.add_argument(
+        "--processes", type=int, help="for each dtype; on a GPU as many as there are cores"
+    )
     parser.add_argument("--out", type=Path, help="write the record here")
     parser.add_argument("--commit", default=commit(), help="written to the record")
     told = parser.parse_args()
-    how = {"seed": told.seed, "device": told.device, "dtypes": tuple(told.dtype),
-           "longest": told.longest, "minutes": told.minutes}  # fmt: skip
+    how = {"seed": told.seed, "device": told.device, "longest": told.longest,
+           "minutes": told.minutes}  # fmt: skip
     if told.call is not None:
-        records = [fuzz([told.call], **how, loud=True)]
+        found = written([fuzz([told.call], **how, dtypes=tuple(told.dtype), loud=True)], how)
     else:
-        shares = [(number, told.processes, told.calls) for number in range(told.processes)]
-        with ProcessPoolExecutor(told.processes, get_context("spawn")) as pool:
-            records = list(pool.map(partial(_share, how), shares))
-    found = written(records, how | {"commit": told.commit, "processes": told.processes})
-    if told.out is not None:
-        told.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        found = side_by_side(told, how)
     for backend, outcomes in found["outcomes"].items():
         print(f"{backend:10}", ", ".join(f"{n} {what}" for what, n in sorted(outcomes.items())))
+    for dtype, calls in found["calls by dtype"].items():
+        worst = found["worst error over what is allowed (ratio, call, tensor)"].get(dtype, {})
+        told_worst = ", ".join(f"{backend} {of['any'][0]:.2f}" for backend, of in worst.items())
+        print(f"{dtype:10} {calls} calls, worst error over what is allowed: {told_worst}")
     print(f"{found['calls']} calls, {len(found['wrong'])} answers WRONG")
     return 1 if found["wrong"] else 0
 
 
-def _share(how: dict[str, Any], share: tuple[int, int, int | None]) -> Record:
-    mine, processes, calls = share
+def side_by_side(told: argparse.Namespace, how: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of all dtypes, each in processes of its own; it is written on the way."""
+    cores = os.cpu_count() or 1
+    each = told.processes or (1 if told.device == "cpu" else max(1, cores // len(told.dtype)))
+    how = how | {"dtypes": told.dtype, "processes of a dtype": each, "commit": told.commit}
+    records: list[Record] = []
+    with ProcessPoolExecutor(each * len(told.dtype), get_context("spawn")) as pool:
+        shares = [
+            pool.submit(_share, told, dtype, number, each)
+            for dtype in told.dtype
+            for number in range(each)
+        ]
+        for done in as_completed(shares):
+            records.append(done.result())
+            found = written(records, how | {"processes that ended": len(records)})
+            if told.out is not None:
+                told.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    return found
+
+
+def _share(told: argparse.Namespace, dtype: str, mine: int, processes: int) -> Record:
     torch.set_num_threads(1)
-    numbers = count() if calls is None else range(calls)
-    # Rows of calls, not calls, are dealt out: a row shares its compiled kernels.
-    return fuzz((n for n in numbers if n // ALIKE % processes == mine), **how)
+    numbers = count() if told.calls is None else range(told.calls)
+    return fuzz(
+        # Rows of calls, not calls, are dealt out: a row shares its compiled kernels.
+        (n for n in numbers if n // ALIKE % processes == mine),
+        seed=told.seed, device=told.device, dtypes=(dtype,), longest=told.longest,
+        minutes=told.minutes,
+    )  # fmt: skip
 
 
 def triton_version() -> str | None:
@@ -474,7 +510,9 @@ def triton_version() -> str | None:
 
 
 def commit() -> str:
-    """Return the commit that is checked out, if git can say."""
+    """Return the commit that is checked out, if git can say; that of commit.txt where one lies."""
+    if (ROOT / "commit.txt").is_file():
+        return (ROOT / "commit.txt").read_text().strip()
     if shutil.which("git") is None:
         return "unknown"
     said = subprocess.run(

@@ -1,5 +1,8 @@
 """The small form of `fuzz.py`, and that it finds what is wrong."""
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -20,7 +23,8 @@ def test_every_backend_is_right_over_all_arguments(capsys):
         patch.setattr(fuzz, "HAS_TRITON", False)
         record = fuzz.fuzz(NUMBERS, dtypes=DTYPES, longest=LONGEST)
     assert not record.wrong, capsys.readouterr().out
-    assert record.calls == len(NUMBERS)
+    assert record.calls.total() == len(NUMBERS)
+    assert record.calls.keys() == set(DTYPES)
     for backend in ("reference", "chunked", "sdpa", "auto", "ring"):
         assert record.outcomes[backend]["right"] > 0
     assert record.outcomes["reference"]["refused"] > 0
@@ -100,6 +104,30 @@ def test_a_nan_where_minus_infinity_belongs_is_wrong():
     trial, there = fuzz.Trial(drawn(lambda c: not c.wanted)), torch.tensor([-torch.inf, 1.0])
     for wrong, verdict in ((-torch.inf, 0.0), (torch.inf, torch.inf), (torch.nan, torch.inf)):
         assert trial.ratio("lse", torch.tensor([wrong, 1.0]), there, there, 0.0) == verdict
+
+
+def test_one_command_tries_every_dtype_and_writes_all_that_is_asked_for(
+    tmp_path, monkeypatch, capsys
+):
+    out = tmp_path / "record.json"
+    # A process would import everything anew.
+    monkeypatch.setattr(fuzz, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    words = ["fuzz.py", "--seed", "3", "--calls", "2", "--longest", "20", "--out", str(out)]
+    monkeypatch.setattr(
+        fuzz.sys, "argv", [*words, "--commit", "abc", "--dtype", "float64", "float16"]
+    )
+    assert fuzz.main() == 0
+    found = json.loads(out.read_text())
+    assert found["calls by dtype"] == {"float64": 2, "float16": 2}
+    assert (found["calls"], found["commit"], found["processes that ended"]) == (4, "abc", 2)
+    assert found["wrong"] == []
+    worst = found["worst error over what is allowed (ratio, call, tensor)"]
+    assert worst.keys() == {"float64", "float16"}
+    for backends in worst.values():
+        assert all(0 <= of["any"][0] <= 1 for of in backends.values())
+    assert sum(found["outcomes"]["reference"].values()) == 4
+    assert "refusals" in found
+    assert "4 calls, 0 answers WRONG" in capsys.readouterr().out
 
 
 def test_a_failure_of_the_fuzz_itself_is_told_and_the_run_goes_on(monkeypatch, capsys):
