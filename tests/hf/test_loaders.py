@@ -181,6 +181,12 @@ WRONG = {
         config(quantization_config={"quant_method": "gptq", "bits": 4}), "quantised",
         ("convert", "load"),
     ),
+    "a word for a width": (
+        config(hidden_size="big"), r"none of a bert .*; take the config", ("convert",),
+    ),
+    "a width of 0": (
+        config(hidden_size=0, embedding_size=0), "; take", ("convert",),
+    ),
     "cut": (cut, "truncated or corrupted", OURS),
     "a vocabulary of 10¹²": (config(vocab_size=10**12), "vocab_size must be", OURS),
     "10⁹ layers": (config(num_hidden_layers=10**9), "num_hidden_layers must be", OURS),
@@ -240,6 +246,25 @@ def spoiled(folders, tmp_path, spoil, base="stock"):
     spoil(folder, QUERY[base])
     (folder / "manifest.json").unlink(missing_ok=True)
     return folder
+
+
+def test_scores_are_not_fitted_to_a_model_that_is_not_finite():
+    model = original("bert")
+    with torch.no_grad():
+        model.get_parameter(QUERY["stock"])[0, 0] = torch.nan
+    with pytest.raises(
+        ValueError, match=r"query\.weight holds numbers .* not finite.*; take a copy"
+    ):
+        tisa.hf.convert(model, calibration=[[5, 6, 7, 8, 9]] * 2)
+
+
+def test_a_config_that_a_disk_does_not_give_is_told_as_such(folders, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", refuse)
+    with pytest.raises(OSError, match=r"config\.json: could not be read .*look after its disk"):
+        load_stock(str(folders / "stock"))
 
 
 @pytest.mark.parametrize("loader", ["convert", "load", "transformer.load", "AutoModel"])

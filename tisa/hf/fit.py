@@ -43,6 +43,12 @@ def fit_scores(
 
     Returns the divergence that is left of each head, one tensor for each layer or pass.
     """
+    for name, weight in original.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise ValueError(
+                f"fit: {name} holds numbers that are not finite, and so does the attention that "
+                "scores are fitted to; take a copy of the model that is whole"
+            )
     with _evaluating(original), _evaluating(converted), torch.no_grad():
         targets = attention_weights(original, batches)
         groups = _grouped(converted)

@@ -36,6 +36,7 @@ from tisa.offsets import to_matrix
 from tisa.positions import recalled, resolve
 from tisa.scoring import TISA, ScoringFunction
 from tisa.store import alone, told
+from tisa.store.files import DISK
 from tisa.weights import FLOATS, Checkpoint
 
 # Beside the weights a model may have a new head, and buffers such as masks and rows of places.
@@ -144,13 +145,17 @@ def config_of(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> Any
             + (", and needs code of its own, which is not run; if you trust it, give "
                "trust_remote_code=True" if needs else "; upgrade it, or take another model")
         )  # fmt: skip
-    try:
-        config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=foreign)
-    except Exception as wrong:
-        # Whatever the classes of transformers raise of values that they do not expect.
-        raise ValueError(
-            f"{checkpoint.name}: its config.json is none of a {kind} ({_first(wrong)})"
-        ) from None
+    with told(Path(checkpoint.folder) / "config.json", reading=True):
+        try:
+            config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=foreign)
+        except Exception as wrong:
+            if getattr(wrong, "errno", None) in DISK:
+                raise
+            # Whatever the classes of transformers raise of values that they do not expect.
+            raise ValueError(
+                f"{checkpoint.name}: its config.json is none of a {kind} ({_first(wrong)}); take "
+                "the config that belongs to its weights"
+            ) from None
     config.name_or_path = checkpoint.name
     return config
 
@@ -263,7 +268,8 @@ def _check_sizes(cls: Any, config: Any, checkpoint: Checkpoint, kwargs: dict[str
     except Exception as wrong:
         # A size of 0, heads that do not divide a width: whatever a class makes of them.
         raise ValueError(
-            f"{checkpoint.name}: no {cls.__name__} can be made of its config.json ({_first(wrong)})"
+            f"{checkpoint.name}: no {cls.__name__} can be made of its config.json "
+            f"({_first(wrong)}); take the config that belongs to its weights"
         ) from None
     prefix = f"{made.base_model_prefix}."
     wanted = dict(made.named_parameters())
