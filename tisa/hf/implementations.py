@@ -26,6 +26,8 @@ from tisa.scoring.layers import kind_of
 from tisa.shapes import Float, Int32, Tensor
 
 Attended = tuple[Tensor, Tensor | None]
+# Where an operation has to be launched before it is done.
+LAUNCHES = ("cuda", "xpu", "mps")
 
 
 def on_operator(
@@ -263,13 +265,16 @@ class Together:
     """What the layers of one forward pass ask for, made for all of them when the first one asks.
 
     Each layer has kernels of its own, and dozens of small operations to make scores and a band of
-    them; on a GPU launching these takes the host longer than attention takes the GPU. Nothing is
-    kept for the next pass: a fused optimiser changes parameters without leaving a trace.
+    them; on a GPU launching these takes the host longer than attention takes the GPU. On a CPU,
+    where nothing is launched, each makes its own, and layers that share one make it once. Nothing
+    is kept for the next pass: a fused optimiser changes parameters without leaving a trace.
     """
 
-    def __init__(self, owners: list[Any], *, with_vectors: bool = True) -> None:
+    def __init__(
+        self, owners: list[Any], *, with_vectors: bool = True, at_once: bool = True
+    ) -> None:
         self.owners = owners
-        self.with_vectors = with_vectors
+        self.with_vectors, self.at_once = with_vectors, at_once
         self.vectors: dict[tuple[int, int], dict[int, Tensor]] = {}
         self.bands: dict[torch.dtype, dict[int, Tensor | None]] = {}
 
@@ -277,11 +282,14 @@ class Together:
         """Return the scores of this scoring function; None if it has to make them alone."""
         if not self.with_vectors:
             return None
-        if (queries, keys) not in self.vectors:
-            functions = self._at_hand()
-            made = scores_of(functions, queries, keys)
-            self.vectors[queries, keys] = dict(zip(map(id, functions), made, strict=True))
-        return self.vectors[queries, keys].get(id(scoring))
+        found = self.vectors.get((queries, keys))
+        if found is None:
+            functions = self._at_hand() if self.at_once else []
+            made = scores_of(functions, queries, keys) if functions else []
+            found = self.vectors[queries, keys] = dict(zip(map(id, functions), made, strict=True))
+        if not self.at_once and id(scoring) not in found:
+            found[id(scoring)] = scoring(queries, keys)
+        return found.get(id(scoring))
 
     def band(self, scoring: Any, dtype: torch.dtype) -> Int32[Tensor, "heads 2"] | None:
         """Return the band of this scoring function; None if it has to make it alone."""
@@ -306,4 +314,5 @@ def together(module: Any) -> Together | None:
     again = module.training and any(
         getattr(m, "gradient_checkpointing", False) for m in module.modules()
     )
-    return Together(module.tisa_owners, with_vectors=not again)
+    at_once = module.device.type in LAUNCHES
+    return Together(module.tisa_owners, with_vectors=not again, at_once=at_once)
