@@ -41,10 +41,10 @@ from tisa.scoring import ScoringFunction
 HEADS, ROUNDS, REPEATS = 12, 11, 2
 SIZES = {512: 32, 2048: 8, 8192: 2, 32768: 1}
 KEYS = {
-    "two loops, 168": (False, Tiles(64, 64, 4, 3, maxnreg=168)),
-    "two loops, 200": (False, Tiles(64, 64, 4, 3)),
     "one loop, 168": (True, Tiles(64, 64, 4, 3, maxnreg=168)),
     "one loop, one stage": (True, Tiles(64, 64, 4, 1, maxnreg=168)),
+    "two loops, 168": (False, Tiles(64, 64, 4, 3, maxnreg=168)),
+    "two loops, 200": (False, Tiles(64, 64, 4, 3)),
 }
 FORWARDS = {
     "128 keys": Tiles(64, 128, 4, 2), "64 keys": Tiles(64, 64, 4, 2),

@@ -412,6 +412,10 @@ def key_kernel(
             grad_logits = p * (grad_p - dot[None, :])
             grad_v = tl.dot(p.to(grad.dtype), grad, grad_v, input_precision=FIXED.PRECISION)
             grad_k = tl.dot(grad_logits.to(q.dtype), q, grad_k, input_precision=FIXED.PRECISION)
+            if FIXED.ONE_LOOP:
+                # 0, which the compiler does not know: without it the assembler serialises the
+                # products of this loop (C7515).
+                grad_k += tl.minimum(number, 0).to(tl.float32)
     tiles.store_rows(grad_key, grad_k * rules.scale, here, j0, here.keys, FIXED.WIDTH)
     tiles.store_rows(grad_value, grad_v, here, j0, here.keys, FIXED.VALUE_WIDTH)
 
