@@ -1,4 +1,4 @@
-"""The prototypes' kernels compiled for Hopper: no serialised products, no more than small spills."""
+"""The prototypes' kernels compiled for Hopper: nothing serialised, no more than small spills."""
 
 import json
 import os
