@@ -190,7 +190,7 @@ def test_both_ways_refuse_the_same(remote, tmp_path):
 def test_the_formula_is_the_packages(remote):
     """What stands twice, tied: f, the order of offsets, and the matrix that is made of them."""
     ours = tisa.TISA(3, 4)
-    theirs = remote.Scores(3, 4)
+    theirs = remote.Scores(3, {"num_kernels": 4})
     theirs.load_state_dict(ours.state_dict())
     for queries, keys, start in ((1, 1, None), (5, 5, None), (3, 8, None), (2, 9, 4), (7, 4, 0)):
         one, other = (f(queries, keys, query_start=start) for f in (ours, theirs))
