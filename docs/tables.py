@@ -24,6 +24,7 @@ FUSED = [row for path in sorted(BENCHMARKS.glob("2026-11-19-fused-models-cpu*.js
          for row in json.loads(path.read_text())["rows"]]  # fmt: skip
 MPNET = json.loads((BENCHMARKS / "2026-11-19-fused-mpnet-cpu.json").read_text())
 CONFORMANCE = json.loads((DOCS / "records/2026-11-19-conformance.json").read_text())
+SCORED = json.loads((DOCS / "records/2026-11-19-conversion-scoring.json").read_text())
 FAR = json.loads((PRETRAIN / "causal/extrapolation.json").read_text())
 WHERE = {"tisa": "one for each layer", "tisa layers=shared": "one for all layers",
          "tisa layers=first": "in the first layer only", "none": "none"}  # fmt: skip
@@ -267,10 +268,23 @@ def conformance():
     return table(*lines)
 
 
+def scored():
+    """Return what is left, and what is kept, of a model converted with each function."""
+    lines = [["scores", "numbers", "divergence, mean of heads", "worst head",
+              "cosine to original", "word orders", "who did what"]]  # fmt: skip
+    for row in SCORED["rows"]:
+        name = "none" if row["scoring"] == "tisa:num_kernels=0" else f"`{row['scoring']}`"
+        lines.append([
+            name, f"{row['numbers']:,}", f"{row['divergence']:.4f}", f"{row['worst_head']:.3f}",
+            f"{row['closeness']:.4f}", f"{row['orders']:.3f}", f"{row['pairs']:.3f}",
+        ])  # fmt: skip
+    return table(*lines)
+
+
 RESULTS = (shares, far, rates, encoder, where)
-PAGES = {"results.md": RESULTS, "reliability.md": (faults, flips, calls),
-         "fused.md": (fused, probe, real), "../README.md": (fused_steps,),
-         "methods.md": (conformance,)}  # fmt: skip
+PAGES = {"results.md": RESULTS, "huggingface.md": (scored,),
+         "reliability.md": (faults, flips, calls), "fused.md": (fused, probe, real),
+         "../README.md": (fused_steps,), "methods.md": (conformance,)}  # fmt: skip
 
 
 def page(text, tables=RESULTS):

@@ -22,7 +22,7 @@ from tisa.hf.saving import load_stock
 from tisa_lab.demo.measuring import Yardstick
 from tisa_lab.demo.sentences import TRAINING
 from tisa_lab.demo.settings import Settings
-from tisa_lab.record import command_line, surroundings
+from tisa_lab.record import surroundings
 
 FUNCTIONS = ("tisa:num_kernels=0", "tisa", "near-far", "t5", "kerple-log", "kerple-power",
              "tisa-v2", "alibi")  # fmt: skip
@@ -57,10 +57,10 @@ def main() -> None:
                      "worst_head": float(left.max()), **found, "seconds": seconds})  # fmt: skip
         print(rows[-1], flush=True)
     record = {
-        "kind": "conversion by scoring function", "model": "all-MiniLM-L6-v2",
+        "kind": "conversion by scoring function",
+        **surroundings("python runs/conversion_scoring.py", torch.device("cpu")),
+        "model": "all-MiniLM-L6-v2",
         "fitted_on": len(texts), "measured_on": len(yardstick.orders), "rows": rows,
-        "surroundings": surroundings(command_line("python", "runs/conversion_scoring.py"),
-                                     torch.device("cpu")),
     }  # fmt: skip
     given.out.write_text(json.dumps(record, indent=1) + "\n")
 

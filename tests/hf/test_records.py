@@ -1,5 +1,6 @@
 """The numbers about conversion in docs and README are those of the records."""
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -142,3 +143,22 @@ def test_the_table_of_times_is_that_of_the_benchmark():
         cells = found.setdefault(f"{row['contender']}, {row['mode']}", [])
         cells.append(f"{row['ms']['p50']:.1f} ({row['x stock sdpa']:.2f} ×)")
     assert {name: cells for name, *cells in table("fast")} == found
+
+
+def test_the_table_of_other_functions_is_that_of_the_record():
+    source = importlib.util.spec_from_file_location("tables", ROOT / "docs/tables.py")
+    tables = importlib.util.module_from_spec(source)
+    source.loader.exec_module(tables)
+    page = (ROOT / "docs/huggingface.md").read_text()
+    assert tables.page(page, tables.PAGES["huggingface.md"]) == page, "run: python docs/tables.py"
+    rows = {row["scoring"]: row for row in tables.SCORED["rows"]}
+    # What the page says of them.
+    assert not tables.SCORED["uncommitted_changes"]
+    assert tables.SCORED["fitted_on"] == 60
+    assert tables.SCORED["measured_on"] == 40
+    kernels = rows["tisa"]["divergence"]
+    for name in ("near-far", "t5"):
+        assert abs(rows[name]["divergence"] / kernels - 1) < 0.02
+    for name in ("kerple-log", "kerple-power"):
+        assert kernels < rows[name]["divergence"] < rows["tisa:num_kernels=0"]["divergence"]
+    assert rows["alibi"]["divergence"] > rows["tisa:num_kernels=0"]["divergence"]
