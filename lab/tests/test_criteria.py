@@ -289,14 +289,8 @@ def test_the_number_of_marks_that_hold(record):
         assert f"{agree} or {agree + 1} of 54" in (ROOT / page).read_text()
 
 
-# Their defaults changed on 2026-11-19, after the record.
-CHANGED = ("floater", "kerple-log", "kerple-power", "tupe-r")
-
-
 def test_cheap_cells_of_the_record_are_still_so(record):
     for row in record["rows"]:
-        if row["method"] in CHANGED:
-            continue
         for criterion, measure in (
             ("parameter efficient", efficient.measure),
             ("interpretable", interpretable.measure),

@@ -29,7 +29,7 @@ LITERALS = {
 def recorded(kind):
     """Return what makes a page, and a record that is committed."""
     if kind == "criteria":
-        make, path = criteria.page_of, "2026-11-15-table1/criteria.json"
+        make, path = criteria.page_of, "2026-11-19-table1/criteria.json"
     elif kind == "extrapolation":
         make, path = extrapolation.page_of, "2026-11-16-pretrain/causal/extrapolation.json"
     else:

@@ -16,7 +16,7 @@ from tisa_lab.extrapolation.report import table
 RECORDS = Path(__file__).parents[2] / "docs/records"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 PAGES = {
-    "criteria": (criteria.page_of, "2026-11-15-table1/criteria.json"),
+    "criteria": (criteria.page_of, "2026-11-19-table1/criteria.json"),
     "extrapolation": (extrapolation.page_of, "2026-11-16-pretrain/causal/extrapolation.json"),
 }
 
