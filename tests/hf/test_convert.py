@@ -93,7 +93,7 @@ def test_a_fitted_curve_stays_at_its_level_beyond_the_offsets_seen():
     aim = aim_of(HEADS.values(), length)
     scoring = tisa.TISA(len(HEADS), 5, init="zero")
     with torch.no_grad():
-        left = tisa.hf.fit._fit_one(scoring, aim)
+        left = tisa.hf.fit.fit_kernels_to(scoring, aim)
         assert left.max() < 2e-3, dict(zip(HEADS, left.tolist(), strict=True))
         for side in (-1, 1):
             edge = scoring.scores(side * torch.arange(length - 8, length)).mean(1, keepdim=True)

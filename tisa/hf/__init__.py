@@ -10,9 +10,8 @@ registry.py      which class a model has; a checkpoint in it, each parameter pro
 transformer.py   our own pretrained transformers behind the Auto classes
 default_text.py  what is calibrated on where no text is given
 calibration.py   texts in, token batches and folded vectors out
-aim.py           a layer's attention as what scores are fitted to
-descent.py       any scoring function brought to it, by descent
 fit.py           scores from a model's own heads: kernels
+descent.py       any other scoring function brought to them, by descent
 other_scores.py  what a config says of scores: kernels, or another function
 conversion.py    a model in, a converted one out
 distillation.py  a converted model trained towards the one it came from

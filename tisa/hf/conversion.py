@@ -20,10 +20,9 @@ from tisa.hf.calibration import (
     tokens_of,
 )
 from tisa.hf.core import LIFTED, TABLES, Folded, model_class
-from tisa.hf.fit import fit_scores
-from tisa.hf.other_scores import described_scoring
+from tisa.hf.fit import Fit, fit_kernels_to, fit_scores
 from tisa.hf.registry import register_type
-from tisa.positions import Given, resolve
+from tisa.positions import Given
 from tisa.scoring.base import check_flags
 from tisa.store import tensors_digest
 
@@ -71,11 +70,14 @@ def convert(
         progress: called with (layers fitted, layers).
     """
     check_flags("convert", fold=fold, shared=shared)
-    chosen = resolve(scoring, what="scoring")
+    scores: dict[str, Any] = {"num_kernels": num_kernels}
     if init is None:
         init = "fit" if positions == "replace" and num_kernels else "reference"
     _check(model, num_kernels, positions, init, shared, fold_by)
-    scores = described_scoring(chosen, model, num_kernels, init)
+    if scoring != "tisa":
+        from tisa.hf.other_scores import described_scoring
+
+        scores = described_scoring(scoring, model, num_kernels, init)
     fold = fold and positions == "replace"
     sequences, ends = None, None
     if fold or init == "fit":
@@ -107,7 +109,12 @@ def convert(
         _set_fold(converted, model, sequences, ends, fold_by)
     if init == "fit":
         assert sequences is not None
-        fit_scores(converted, model, batches_of(sequences, model), progress=progress)
+        fit: Fit = fit_kernels_to
+        if "scoring" in scores:
+            from tisa.hf.descent import fit_by_descent
+
+            fit = fit_by_descent
+        fit_scores(converted, model, batches_of(sequences, model), fit=fit, progress=progress)
     return converted.train(model.training)
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from tisa.fitting import fit_kernels
-from tisa.hf.aim import Aim, Anchor, descend
+from tisa.hf.fit import Aim, Anchor, descend
 from tisa.scoring import TISA, ScoringFunction
 from tisa.shapes import Float, Int, Tensor
 

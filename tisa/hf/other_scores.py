@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from tisa.hf import families
-from tisa.positions import Chosen, Given, described, recalled, resolve
+from tisa.positions import Given, described, recalled, resolve
 from tisa.scoring import TISA
 
 # Kernels of a head unless one says otherwise.
@@ -19,9 +19,10 @@ KERNELS = 5
 
 
 def described_scoring(
-    chosen: Chosen, model: PreTrainedModel, num_kernels: int, init: str
+    scoring: Given, model: PreTrainedModel, num_kernels: int, init: str
 ) -> dict[str, Any]:
     """Return what the config says of the function, or refuse what it cannot be given."""
+    chosen = resolve(scoring, what="scoring")
     cls, given = chosen.scoring, dict(chosen.options)
     if cls is None:
         raise ValueError(
