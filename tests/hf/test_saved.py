@@ -168,7 +168,7 @@ def test_a_class_of_ones_own_is_asked_for(tmp_path):
     with torch.no_grad():
         assert torch.equal(base(**inputs())[0], converted.bert(**inputs())[0])
     model.save_pretrained(tmp_path / "stock")
-    with pytest.warns(UserWarning, match="Tagger, a class that transformers does not have"):
+    with pytest.warns(UserWarning, match="Tagger, no class of transformers for such a model"):
         tisa.hf.saving.load_stock(str(tmp_path / "stock"))
 
 

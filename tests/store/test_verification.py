@@ -188,7 +188,7 @@ def test_links_to_folders_and_names_outside_are_not_followed(run, tmp_path):
 
 def test_what_is_nothing_of_ours_is_told(tmp_path):
     (tmp_path / "picture.png").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"holds nothing that this package writes"):
+    with pytest.raises(ValueError, match=r"holds nothing that this package writes.*; name"):
         verified(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"is not there"):
         verified(tmp_path / "nowhere")

@@ -45,7 +45,7 @@ def load_stock(
     cls = model_classes(type(config)).get(named, base)
     if named != cls.__name__:
         warnings.warn(
-            f"{name}: its config names {named}, a class that transformers does not have; taken "
+            f"{name}: its config names {named}, no class of transformers for such a model; taken "
             "without its head. Load it with your class, and convert it with tisa.hf.convert",
             stacklevel=2,
         )

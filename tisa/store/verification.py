@@ -67,7 +67,9 @@ def verified(place: str | Path) -> list[Item]:
         item = _file(place)
         found = [] if item is None else [item]
     if not found:
-        raise ValueError(f"{place} holds nothing that this package writes, and no model")
+        raise ValueError(
+            f"{place} holds nothing that this package writes, and no model; name another"
+        )
     left = [Item(path, "unfinished", "left over", repair="remove") for path in beside]
     return [_with_repair(item, found) for item in found] + left
 
