@@ -433,6 +433,7 @@ def test_the_command_line(encoder, tmp_path):
     assert "masked-token accuracy" in numbers["after"]
     assert 0.0 <= numbers["after"]["order-match"] <= 1.0
     page = (out / "report.html").read_text()
+    assert "report.html" in json.loads((out / "manifest.json").read_text())["files"]
     assert page.count('<button type="button" class="head"') == 2 * 4
     assert set(re.findall(r"https?://[^\s\"')]+", page)) == {"http://www.w3.org/2000/svg"}
     model = transformers.AutoModelForMaskedLM.from_pretrained(out)

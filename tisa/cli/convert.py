@@ -68,9 +68,12 @@ def command(
             progress=lambda at, of: bar.update(task, completed=at, total=of), **options,
         )  # fmt: skip
     if report:
+        from tisa.hf.card import seal
         from tisa.hf.report import write_report
 
         write_report(done, out / "report.html")
+        # Again, now that the page lies there.
+        seal(done.converted, out)
     _print(done, out, as_json)
 
 
