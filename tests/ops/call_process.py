@@ -22,6 +22,12 @@ CALLS = {
     "short": {"length": 100},
     "no scores": {"scores": False, "band": False, "options": {"is_causal": True}},
     "mask": {"mask": True, "band": False},
+    "module": {"module": lambda: tisa.TISA(HEADS), "length": 300},
+    "module without a band": {"module": lambda: tisa.NearFar(HEADS, 2), "length": 600},
+    "module with a band that never changes": {
+        "module": lambda: tisa.T5Buckets(HEADS),
+        "length": 300,
+    },
     "decoding": {"queries": 1, "length": 1024},
 }
 # Which of query, key, value and scores have a gradient.
@@ -38,6 +44,8 @@ def drawn(call):
         return torch.randn(2, rows, HEADS, WIDTH).bfloat16().transpose(1, 2)
 
     options = dict(call.get("options", {}))
+    if "module" in call:
+        return [projected(queries), projected(length), projected(length)], options
     if call.get("band", True):
         options["band"] = torch.tensor([[-20, 5]] * HEADS, dtype=torch.int32)
     if call.get("mask"):
@@ -63,27 +71,69 @@ def step(noted, call, needs, hooks):
     """Return what the driver was given, every address by what lies there."""
     tensors, options = drawn(call)
     leaves = [
-        t if t is None else t.requires_grad_(need) for t, need in zip(tensors, needs, strict=True)
+        t if t is None else t.requires_grad_(need) for t, need in zip(tensors, needs, strict=False)
     ]
     wanted = [t for t in leaves if t is not None and t.requires_grad]
+    given = leaves
+    if "module" in call:
+        module = call["module"]().requires_grad_(needs[3])
+        # What is kept of a module is found the second time.
+        given = [*leaves, module]
+        wanted += [p for p in module.parameters() if p.requires_grad]
+        tisa.attention(*(t.detach() for t in leaves), module, backend="triton")
     upstream = torch.randn_like(tensors[0])
     noted.launches.clear()
     with hooks():
-        out = tisa.attention(*leaves, **options, backend="triton")
-    found = torch.autograd.grad(out, wanted, upstream) if wanted else ()
-    given = [*leaves, *options.values(), out, upstream, *found]
+        out = tisa.attention(*given, **options, backend="triton")
+    # What was saved stays, too.
+    found = torch.autograd.grad(out, wanted, upstream, retain_graph=True) if wanted else ()
     # Kept, lest something else comes to lie there.
-    places = {t.data_ptr(): f"tensor {i}" for i, t in enumerate(given) if torch.is_tensor(t)}
-    return [named(launch, places) for launch in noted.launches]
+    kept = [*leaves, *options.values(), out, upstream, *found]
+    if "module" in call:
+        count = len(list(module.parameters()))
+        gradient = found[len(wanted) - count] if needs[3] else None
+        wired(noted.launches, gradient)
+        kept = kept[:-count] if needs[3] else kept
+    places = {t.data_ptr(): f"tensor {i}" for i, t in enumerate(kept) if torch.is_tensor(t)}
+    return [named(launch, places, "module" in call) for launch in noted.launches]
 
 
-def named(launch: Launched, places):
-    """Return a launch whose addresses are names; those not known are numbered as they appear."""
+def wired(launches, gradient):
+    """Check of a module's launches that each reads what another has written."""
+    scores, *others = launches
+    forward = next(launch for launch in others if len(launch.parameters) > 20)
+    assert pointers(scores)[-1] in forward.parameters
+    if forward is not others[0]:
+        numbers, band = pointers(others[0])
+        assert band in forward.parameters
+        # In Python they are put in a row a second time.
+        assert repeats.native is None or numbers == pointers(scores)[0]
+    if gradient is not None:
+        *_, entries, last = others
+        came, sums = pointers(last)[-2:]
+        # In Python autograd copies the gradient on its way.
+        assert repeats.native is None or came in entries.parameters
+        # What is left by several blocks is added up elsewhere.
+        assert last.sizes[1] > 1 or int.from_bytes(sums, "little") == gradient.data_ptr()
+
+
+def pointers(launch):
+    """Return the addresses among a launch's parameters."""
+    return [x for x in launch.parameters if len(x) == 8 and int.from_bytes(x, "little") >= 1 << 32]
+
+
+def named(launch: Launched, places, wired):
+    """Return a launch whose addresses are names; those not known are numbered as they appear.
+
+    Not those of a module's launches (`wired`), where memory is used again in one way or another.
+    """
 
     def name(value: bytes):
         number = int.from_bytes(value[:8], "little")
         if len(value) < 8 or number < 1 << 32:
             return value
+        if wired:
+            return places.get(number, "memory"), value[8:]
         return places.setdefault(number, f"memory {len(places)}"), value[8:]
 
     return launch._replace(parameters=[name(value) for value in launch.parameters])
@@ -111,7 +161,8 @@ def compare(noted, name, ways):
                     # hooks have put elsewhere is not looked for.
                     known = [3, 1, *((2, 1) if any(needs) and hooks is not moved else (0, 0))]
                     found = repeats.native.counts()
-                    assert found == known, (name, needs, hooks, found)
+                    assert found == known or "module" in name, (name, needs, hooks, found)
+                    assert found[0] >= 3
     assert not launching.long_way, launching.long_way
     print(name, flush=True)
 

@@ -17,6 +17,7 @@ import tisa
 from stubbed import stubbed
 from tisa.ops import repeats
 from tisa.ops.triton import native
+from tisa.ops.triton.asking import _asked, ask
 
 LENGTH = 256
 
@@ -184,6 +185,75 @@ def a_compiled_graph_takes_the_operator(noted):
     assert repeats.native.counts() == before
 
 
+def asked(module, dtype=None):
+    """Whether C++ knows what this module gives."""
+    return ask(module, LENGTH, LENGTH, None, dtype) is not None
+
+
+def a_module_that_has_changed_is_looked_at(noted):
+    """What is kept of a module is forgotten when it is another one."""
+    module = tisa.TISA(2)
+    assert asked(module)
+    before = _asked[module]
+    assert asked(module)
+    assert _asked[module] is before
+    module.kernel_amplitudes = torch.nn.Parameter(torch.ones(2, 5, dtype=torch.float64))
+    assert asked(module) is False
+    other = tisa.NearFar(2, 2)
+    assert asked(other)
+    other.near.kernel_amplitudes = torch.nn.Parameter(torch.ones(2, 2))
+    before = _asked[other]
+    assert asked(other)
+    assert _asked[other] is not before
+    assert any(p is other.near.kernel_amplitudes for p in _asked[other].parameters)
+    handle = other.register_forward_hook(lambda *_: None)
+    assert not asked(other)
+    handle.remove()
+    assert asked(other)
+    other.near.forward = lambda *_: None
+    assert not asked(other)
+    left = weakref.ref(other)
+    del other
+    gc.collect()
+    assert left() is None
+    # Of settings and attributes.
+    table = tisa.T5Buckets(2)
+    assert asked(table)
+    before = _asked[table]
+    table.eval()
+    assert asked(table)
+    assert _asked[table] is not before
+
+
+def a_module_s_gradients_are_those_of_its_parameters(noted):
+    """They accumulate, have no second derivative, and no graph where none is wanted."""
+    module, given = tisa.TISA(2), tensors()[:3]
+    for _ in range(3):
+        call((*given, module)).sum().backward()
+    for parameter in module.parameters():
+        assert parameter.grad.shape == parameter.shape
+    scores, band = ask(module, LENGTH, LENGTH, None, torch.bfloat16)
+    assert scores.requires_grad
+    assert scores.shape == (2, 2 * LENGTH - 1)
+    assert (band.shape, band.dtype, band.requires_grad) == ((2, 2), torch.int32, False)
+    with torch.no_grad():
+        assert not ask(module, LENGTH, LENGTH, None, None)[0].requires_grad
+    parameters = list(module.parameters())
+    first = torch.autograd.grad(scores.sum(), parameters, create_graph=True)
+    with pytest.raises(RuntimeError, match="scores made in C\\+\\+ have no second derivative"):
+        first[0].sum().backward()
+    seen = []
+    torch.func.vmap(lambda x: seen.append(asked(module)) or x)(torch.ones(2))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(parameters[0].detach(), torch.ones(2, 5))
+        seen.append(repeats.native.score(_scorer(module), [dual, *parameters[1:]]) is not None)
+    assert seen == [False] * 2
+
+
+def _scorer(module):
+    return next(iter(_asked[module].scorers.values()))[0]
+
+
 CHECKS = (
     no_graph_where_none_is_wanted,
     gradients_lie_as_the_inputs,
@@ -195,6 +265,8 @@ CHECKS = (
     a_profiler_is_told_of_launches,
     a_launch_that_fails_is_an_error,
     a_compiled_graph_takes_the_operator,
+    a_module_that_has_changed_is_looked_at,
+    a_module_s_gradients_are_those_of_its_parameters,
 )
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import triton.backends.nvidia.driver as nvidia
 
 from tisa.ops import triton as backend
 from tisa.ops.triton import launching
+from tisa.scoring import layers
 
 INCLUDE = Path(nvidia.__file__).parent / "include"
 # The address of the stream that is the current one.
@@ -87,6 +88,7 @@ def stubbed() -> Iterator[SimpleNamespace]:
         stub.stub_tell(callback)
         noted.quiet = lambda: stub.stub_tell(None)
         backend.DEVICES = ("cpu",)
+        layers.GPUS = ("cpu",)
         launching.compiles = lambda device: True
         launching.current_stream = lambda device: STREAM
         yield noted

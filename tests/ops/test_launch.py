@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tisa.ops.triton import launching as launch
 from tisa.ops.triton.arguments import Fixed, Mask, Rules
-from tisa.ops.triton.launching import Place, UnexpectedError, _alignment, _place, _template
+from tisa.ops.triton.launching import Place, UnexpectedError, _alignment, _place, template_of
 from tisa.ops.triton.plan import Launch
 from tisa.ops.triton.problem import strided
 
@@ -55,7 +55,7 @@ def test_a_template_is_filled_in_for_other_tensors():
     kernel = SimpleNamespace(arg_names=["query", "sums", "rows", "mask"])
     query, scratch = torch.randn(4, 16), torch.empty(32)
     arguments = {"query": query, "sums": scratch[8:], "rows": 4, "mask": None}
-    template = _template(fake(launcher), kernel, 7, arguments, (query, scratch))
+    template = template_of(fake(launcher), kernel, 7, arguments, (query, scratch))
     template.launch((1000, 2000), "stream")
     (given,) = launcher.calls
     assert given[:4] == (7, 1, 1, "stream")
@@ -70,7 +70,7 @@ def test_addresses_inside_of_groups_are_filled_in_too():
     rules = Rules(query, None, Mask(mask, 4, 0, 0, 1), None, None, None, 3, None, 0.5)
     arguments = {"rules": rules, "output": strided(output), "FIXED": fixed}
     tensors = (query, None, mask, output)
-    template = _template(fake(launcher), kernel, 1, arguments, tensors)
+    template = template_of(fake(launcher), kernel, 1, arguments, tensors)
     template.launch((1000, None, 2000, 3000), "stream")
     filled = (1000, None, (2000, 4, 0, 0, 1), None, None, None, 3, None, 0.5)
     assert launcher.calls[0][-3:] == (filled, (3000, 64, 64, 16), fixed)
@@ -81,7 +81,7 @@ def test_descriptors_are_those_of_the_new_address():
     kernel = SimpleNamespace(arg_names=["key"])
     key = torch.randn(4, 16)
     described = {"key": TensorDescriptor(key, [4, 16], [16, 1], [4, 16], padding="nan")}
-    template = _template(fake(launcher), kernel, 1, described, (None, key))
+    template = template_of(fake(launcher), kernel, 1, described, (None, key))
     template.launch((None, 4096), "stream")
     given = launcher.calls[0][-1]
     assert given.base.data_ptr() == 4096

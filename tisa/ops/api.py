@@ -84,6 +84,7 @@ def attention(
             offset_scores, query, key, packed=cu_seqlens is not None, max_seqlen=max_seqlen,
             query_start=query_start, band=band,
             on_gpu=backend == "triton" or (backend == "auto" and _on_gpu(query)),
+            ask=None if not _in_cpp() else _backend("triton").ask,
         )  # fmt: skip
     # Nothing else has a `repeat`; on a CPU that would be lost time, unless Triton is interpreted.
     if cu_seqlens is None and (backend == "triton" or (backend == "auto" and _on_gpu(query))):
@@ -92,7 +93,7 @@ def attention(
             dropout_p, is_causal, scale, enable_gqa, max_seqlen, query_start, window, return_lse,
             backend,
         )  # fmt: skip
-        if not torch.compiler.is_compiling() and repeats.native is not None:
+        if _in_cpp():
             found = repeats.native.attend(*told)
             if found is not None:
                 return found
@@ -134,7 +135,7 @@ def attention(
     if told is not None and name == "triton" and call.query is query and not call.empty:
         if signature is not None:
             repeats.keep(signature, lambda: chosen.repeat(call))
-        elif repeats.native is not None and not torch.compiler.is_compiling():
+        elif _in_cpp():
             chosen.record(call, told)
     return (output, lse) if return_lse else output
 
@@ -169,6 +170,10 @@ def choose_backend(call: Call) -> str:
     else:
         preferred = (*fused, "chunked", "sdpa", "reference")
     return next(name for name in preferred if _backend(name).refuses(call) is None)
+
+
+def _in_cpp() -> bool:
+    return not torch.compiler.is_compiling() and repeats.native is not None
 
 
 def _on_gpu(query: object) -> bool:

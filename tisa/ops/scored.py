@@ -31,6 +31,7 @@ def asked(
     query_start: int | Int[Tensor, ""] | None,
     band: object,
     on_gpu: bool,
+    ask: Callable[..., tuple[Tensor, Tensor | None] | None] | None = None,
 ) -> tuple[Float[Tensor, "heads span"] | None, Int32[Tensor, "heads 2"] | None]:
     """Return the scores and the band of a call; nothing for a call that validation will refuse."""
     if band is not None:
@@ -48,8 +49,16 @@ def asked(
         if not is_int(max_seqlen) or max_seqlen is None or max_seqlen < 0:
             return None, None
         queries = keys = max_seqlen
-    scores: object
-    if on_gpu and type(scoring) in OURS:
+    dtype = query.dtype
+    if dtype != torch.float64 and autocast_enabled(query.device):
+        dtype = torch.get_autocast_dtype(query.device.type)
+    banded = on_gpu and worth_a_band(dtype, keys)
+    known, scores = None, None
+    if ask is not None and type(scoring) in OURS:
+        known = ask(scoring, queries, keys, query_start, dtype if banded else None)
+    if known is not None:
+        scores = known[0]
+    elif on_gpu and type(scoring) in OURS:
         (scores,) = scores_of([scoring], queries, keys, query_start=query_start)
     else:
         told = {} if query_start is None else {"query_start": query_start}
@@ -64,12 +73,9 @@ def asked(
             f"{got} from {type(scoring).__name__}",
             "build it with the query's number of heads",
         )
-    dtype = query.dtype
-    if dtype != torch.float64 and autocast_enabled(query.device):
-        dtype = torch.get_autocast_dtype(query.device.type)
-    if not on_gpu or not worth_a_band(dtype, keys):
-        return scores, None
-    return scores, bands_of([scoring], dtype)[0]
+    if known is not None:
+        return known
+    return scores, bands_of([scoring], dtype)[0] if banded else None
 
 
 def worth_a_band(dtype: torch.dtype, keys: int) -> bool:

@@ -53,7 +53,7 @@ def scores_of(
         return function(*lengths, **told)
 
     def of_many(alike: Sequence[Any]) -> Sequence[Tensor]:
-        launches = _launches(alike[0], query_start)
+        launches = kernels_of(alike[0], query_start)
         if launches is not None:
             made: Sequence[Tensor] = launches.scores(alike, *lengths, query_start)
             return made
@@ -77,7 +77,7 @@ def bands_of(
         if not isinstance(alike[0], TISA):
             # Of no other function do parameters move the band.
             return [of_one(alike[0])] * len(alike)
-        launches = _launches(alike[0])
+        launches = kernels_of(alike[0])
         if launches is not None:
             made: Sequence[Tensor] = launches.bands(alike, dtype)
             return made
@@ -149,7 +149,7 @@ def _each(
     return [found[id(function)] for function in functions]
 
 
-def _launches(function: nn.Module, query_start: object = None) -> ModuleType | None:
+def kernels_of(function: nn.Module, query_start: object = None) -> ModuleType | None:
     """Return what launches GPU kernels for such functions, or None where nothing does."""
     tensors = [*function.parameters(), *function.buffers()]
     if isinstance(query_start, Tensor):

@@ -16,6 +16,7 @@ docs/attention.md derives it. Every line imports only from lines above it:
     plan_backward.py   which a backward pass launches: only what is needed
     launching.py       how they are launched, and remembered
     native.py          the same in C++ (native.cpp), without Python
+    asking.py          a scoring function's scores and band in C++
     operators.py       what PyTorch sees of it
 """
 
@@ -28,6 +29,7 @@ from tisa.ops.call import Call, needs_gradient, transformed
 from tisa.ops.dropout import dropout_seed
 from tisa.ops.repeats import Repeat
 from tisa.ops.triton import operators
+from tisa.ops.triton.asking import ask as ask
 from tisa.ops.triton.forward import forward_kernel
 from tisa.ops.triton.problem import Inputs
 from tisa.ops.triton.tiles import ROW_PADDING

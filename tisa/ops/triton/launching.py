@@ -89,7 +89,7 @@ def _launched(plan: Sequence[Launch], tensors: Sequence[Tensor | None]) -> list[
     """Launch a plan by Triton's own means, and return how to do it again; None if it cannot be."""
     compiled = [(kernel[(n,)](**arguments), kernel, n, arguments) for kernel, n, arguments in plan]
     try:
-        return [_template(*launch, tensors) for launch in compiled]
+        return [template_of(*launch, tensors) for launch in compiled]
     except UnexpectedError as reason:
         if str(reason) not in long_way:
             long_way.append(str(reason))
@@ -219,13 +219,15 @@ class Template(NamedTuple):
     arguments: Group
     # As Triton compiled it.
     compiled: Any
+    # Programs along the grid's second axis.
+    rows: int = 1
 
     def launch(self, places: Sequence[int | None], stream: int) -> None:
         """Launch it on a stream for tensors that begin at these addresses."""
-        self.run(self.programs, 1, 1, stream, *self.middle, *self.arguments.among(places))
+        self.run(self.programs, self.rows, 1, stream, *self.middle, *self.arguments.among(places))
 
 
-def _template(
+def template_of(
     compiled: Any,
     kernel: Any,
     programs: int,

@@ -67,7 +67,7 @@ using Places = std::array<uint64_t, MOST_PLACES>;
 
 struct Launch {
   CUfunction function;
-  unsigned programs, warps, cluster, shared;
+  unsigned programs, rows, warps, cluster, shared;
   bool dependent, cooperative;
   std::vector<char> bytes;
   std::vector<size_t> parameters;  // Where each begins.
@@ -114,7 +114,8 @@ struct Launch {
     }
     config.gridDimX = programs * cluster;
     config.blockDimX = 32 * warps;
-    config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
+    config.gridDimY = rows;
+    config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
     config.sharedMemBytes = shared;
     config.hStream = stream;
     config.attrs = attributes.data();
@@ -387,6 +388,90 @@ struct Attention : torch::autograd::Function<Attention> {
   }
 };
 
+// ---- A scoring function: its parameters in a row, one launch for scores, one for a band.
+
+constexpr size_t MOST_PARAMETERS = 8;
+
+struct Scorer : torch::CustomClassHolder {
+  // From the row and T5's table; from these and the gradient of the scores.
+  Pass forward, backward;
+  Tensor table;
+  std::vector<std::vector<int64_t>> sizes;
+  // How parameters lie, and what the dispatcher includes, in a call of this kind.
+  Key parameters;
+  uint64_t included;
+};
+
+// Makes a second derivative an error where a first one is asked for with a graph of its own.
+struct Once : torch::autograd::Function<Once> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& gradient) {
+    return gradient.clone();
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    TORCH_CHECK(
+        false, "tisa.attention: scores made in C++ have no second derivative; ",
+        "pass the vector: scoring(queries, keys)");
+  }
+};
+
+struct Scores : torch::autograd::Function<Scores> {
+  using Maybe = const std::optional<Tensor>&;
+  struct Rest {
+    std::vector<Tensor> parameters;
+    c10::intrusive_ptr<Scorer> scorer;
+    CUstream stream;
+  };
+
+  static torch::autograd::variable_list forward(
+      torch::autograd::AutogradContext* ctx, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe,
+      const Rest& rest) {
+    std::vector<Tensor> flat;
+    for (const auto& parameter : rest.parameters) flat.push_back(parameter.reshape({-1}));
+    const Tensor numbers = at::cat(flat);
+    auto made = rest.scorer->forward.run(
+        {numbers, rest.scorer->table}, numbers.device(), rest.stream);
+    // As in Python, where a checkpoint may have gone the other time.
+    ctx->save_for_backward({numbers, rest.scorer->table});
+    ctx->saved_data["scorer"] = c10::IValue::make_capsule(rest.scorer);
+    ctx->set_materialize_grads(false);
+    if (made.size() > 1) ctx->mark_non_differentiable({made[1]});
+    return made;
+  }
+
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* ctx, torch::autograd::variable_list gradients) {
+    torch::autograd::variable_list found(MOST_PARAMETERS + 1);
+    if (!gradients[0].defined()) return found;
+    const auto scorer = c10::static_intrusive_pointer_cast<Scorer>(
+        ctx->saved_data["scorer"].toCapsule());
+    const Tensor numbers = ctx->get_saved_variables()[0];
+    Tensor upstream = gradients[0].contiguous();
+    if (!aligned(upstream)) upstream = upstream.clone();
+    CUstream stream = nullptr;
+    {
+      const py::gil_scoped_acquire gil;
+      stream = current_stream(upstream.device());
+    }
+    Tensor sums;
+    {
+      const at::NoGradGuard guard;
+      const auto made = scorer->backward.run(
+          {numbers, scorer->table, upstream}, upstream.device(), stream);
+      sums = made[0].size(0) == 1 ? made[0][0] : made[0].sum(0);
+    }
+    if (at::GradMode::is_enabled()) sums = Once::apply(sums.requires_grad_());
+    int64_t at = 0;
+    for (size_t i = 0; i < scorer->sizes.size(); i++) {
+      const auto& sizes = scorer->sizes[i];
+      const auto count = c10::multiply_integers(sizes);
+      found[i] = sums.narrow(0, at, count).view(sizes);
+      at += count;
+    }
+    return found;
+  }
+};
+
 // ---- What Python calls.
 
 PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t count) {
@@ -421,13 +506,13 @@ std::vector<T> numbers(const py::handle& sequence) {
   return sequence.cast<std::vector<T>>();
 }
 
-// (function, programs, warps, cluster, shared, dependent, cooperative, parameters), a parameter
+// (function, programs, rows, warps, cluster, shared, dependent, cooperative, parameters), a parameter
 // being bytes, or (tensor, offset), or that with what a descriptor is made of.
 Launch launch_of(const py::tuple& told) {
   Launch launch{
       reinterpret_cast<CUfunction>(told[0].cast<uint64_t>()), told[1].cast<unsigned>(),
       told[2].cast<unsigned>(), told[3].cast<unsigned>(), told[4].cast<unsigned>(),
-      told[5].cast<bool>(), told[6].cast<bool>(), {}, {}, {}, {}};
+      told[5].cast<unsigned>(), told[6].cast<bool>(), told[7].cast<bool>(), {}, {}, {}, {}};
   const auto place = [&](size_t size, size_t alignment) {
     const size_t at = (launch.bytes.size() + alignment - 1) / alignment * alignment;
     TORCH_CHECK(at + size <= MOST_BYTES, "tisa: a kernel takes too many parameters");
@@ -435,7 +520,7 @@ Launch launch_of(const py::tuple& told) {
     launch.parameters.push_back(at);
     return at;
   };
-  for (const auto& value : told[7]) {
+  for (const auto& value : told[8]) {
     if (PyBytes_Check(value.ptr())) {
       const auto text = value.cast<std::string>();
       const size_t at = place(text.size(), 8);
@@ -497,6 +582,42 @@ bool keep(const py::tuple& given, const py::capsule& pass, const std::vector<Ten
   return true;
 }
 
+// Remember a scoring function for calls of one kind.
+py::capsule scorer_of(const py::capsule& forward, const py::capsule& backward,
+                      const py::object& table, const std::vector<Tensor>& parameters) {
+  TORCH_CHECK(parameters.size() <= MOST_PARAMETERS, "tisa: too many parameters");
+  auto scorer = c10::make_intrusive<Scorer>();
+  scorer->forward = **forward.get_pointer<std::shared_ptr<Pass>>();
+  scorer->backward = **backward.get_pointer<std::shared_ptr<Pass>>();
+  if (!table.is_none()) scorer->table = table.cast<Tensor>();
+  for (const auto& parameter : parameters) scorer->sizes.push_back(parameter.sizes().vec());
+  scorer->parameters = layouts(parameters);
+  scorer->included = c10::impl::tls_local_dispatch_key_set().included_.raw_repr();
+  using Held = c10::intrusive_ptr<Scorer>;
+  return {new Held(std::move(scorer)), [](void* p) { delete static_cast<Held*>(p); }};
+}
+
+// Return scores and, if there is one, the band; None where Python has to look.
+py::object score(const py::capsule& held, const std::vector<Tensor>& parameters) {
+  const auto scorer = *held.get_pointer<c10::intrusive_ptr<Scorer>>();
+  if (layouts(parameters) != scorer->parameters || torch::jit::tracer::isTracing() ||
+      c10::impl::tls_local_dispatch_key_set().included_.raw_repr() != scorer->included ||
+      watched()) {
+    return py::none();
+  }
+  for (const auto& parameter : parameters) {
+    // FSDP takes the memory away and leaves the shape.
+    if (parameter._fw_grad(0).defined() || parameter.storage().nbytes() == 0) return py::none();
+  }
+  const Scores::Rest rest{parameters, scorer, current_stream(parameters[0].device())};
+  std::array<std::optional<Tensor>, MOST_PARAMETERS> p;
+  for (size_t i = 0; i < parameters.size(); i++) p[i] = parameters[i];
+  const py::gil_scoped_release released;
+  const auto made = Scores::apply(p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], rest);
+  const py::gil_scoped_acquire gil;
+  return py::make_tuple(made[0], made.size() > 1 ? py::cast(made[1]) : py::none());
+}
+
 void start(const std::string& library, const py::object& current_stream, const py::object& hooks) {
   void* driver = dlopen(library.c_str(), RTLD_LAZY);
   TORCH_CHECK(driver != nullptr, "tisa: ", library, " cannot be opened");
@@ -523,6 +644,8 @@ PYBIND11_MODULE(tisa_native, module) {
   module.def("start", &start);
   module.def("pass_of", &pass_of);
   module.def("keep", &keep);
+  module.def("scorer_of", &scorer_of);
+  module.def("score", &score);
   module.def("forget", [] { calls.clear(), counts = {}; });
   module.def("counts", [] { return counts; });
   module.attr("attend") =

@@ -170,7 +170,7 @@ def _launch(template: Template) -> tuple[Any, ...]:
     if sizes[: len(ours)] != ours or len(rest) > 2 or any(size != 8 for size in rest):
         raise UnexpectedError(f"a kernel takes parameters of {sizes} bytes, expected {ours}")
     return (
-        compiled.function, template.programs, metadata.num_warps, metadata.num_ctas,
+        compiled.function, template.programs, template.rows, metadata.num_warps, metadata.num_ctas,
         metadata.shared, bool(metadata.launch_pdl), bool(metadata.launch_cooperative_grid),
         [*packed, *(bytes(size) for size in rest)],
     )  # fmt: skip

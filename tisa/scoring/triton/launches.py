@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -49,10 +49,11 @@ def scores(
     keys = queries if keys is None else keys
     length, late = span(queries, keys), isinstance(query_start, Tensor)
     start = default_query_start(queries, keys) if query_start is None else query_start
-    first, heads = alike[0], alike[0].num_attention_heads
+    heads = alike[0].num_attention_heads
+    numbers, table, fixed = read(alike, length, late)
     found: Tensor = _Scores.apply(
-        _numbers(alike), heads * len(alike), length, -(queries - 1) - (0 if late else start),
-        start if late else None, _table(first), _fixed(first, length, late),
+        numbers, heads * len(alike), length, -(queries - 1) - (0 if late else start),
+        start if late else None, table, fixed,
     )  # fmt: skip
     return found.view(len(alike), heads, length).unbind(0)
 
@@ -67,10 +68,60 @@ def bands(alike: Sequence[TISA], dtype: torch.dtype) -> Sequence[Int32[Tensor, "
         )  # fmt: skip
         count = heads * len(alike)
         with _device_of(numbers):
-            bands_kernel[(-(-count // 32),)](
-                numbers, found, count, eps, FARTHEST=FARTHEST, S=alike[0].num_kernels, BLOCK=32
-            )
+            launch(bands_plan(numbers, found, count, eps, alike[0].num_kernels))
     return found.unbind(0)
+
+
+class Plan(NamedTuple):
+    """A kernel, its programs, its arguments."""
+
+    kernel: Any
+    grid: tuple[int, int]
+    arguments: dict[str, Any]
+
+
+def launch(plan: Plan) -> Any:
+    """Launch it where PyTorch launches, and return the compiled kernel."""
+    return plan.kernel[plan.grid](**plan.arguments)
+
+
+def scores_plan(
+    numbers: Tensor, table: Tensor | None, found: Tensor, start: Tensor | None, first: int,
+    fixed: Fixed,
+) -> Plan:  # fmt: skip
+    """Return what fills (heads, offsets), the offsets beginning with `first`."""
+    heads, length = found.shape
+    arguments = dict(
+        numbers=numbers, table=table, scores=found, start=start, heads=heads, span=length,
+        first=first, FIXED=fixed,
+    )  # fmt: skip
+    return Plan(scores_kernel, (heads, -(-length // fixed.BLOCK)), arguments)
+
+
+def gradients_plan(
+    numbers: Tensor, table: Tensor | None, gradient: Tensor, sums: Tensor, start: Tensor | None,
+    first: int, fixed: Fixed,
+) -> Plan:  # fmt: skip
+    """Return what fills (blocks, numbers): what each block of offsets gives to the parameters."""
+    heads, length = gradient.shape
+    arguments = dict(
+        numbers=numbers, table=table, gradient=gradient, sums=sums, start=start,
+        total=numbers.numel(), heads=heads, span=length, first=first, FIXED=fixed,
+    )  # fmt: skip
+    return Plan(gradients_kernel, (heads, sums.shape[0]), arguments)
+
+
+def bands_plan(numbers: Tensor, found: Tensor, count: int, eps: float, kernels: int) -> Plan:
+    """Return what fills the bands of so many heads."""
+    arguments = dict(
+        numbers=numbers, bands=found, heads=count, eps=eps, FARTHEST=FARTHEST, S=kernels, BLOCK=32
+    )
+    return Plan(bands_kernel, (-(-count // 32), 1), arguments)
+
+
+def read(alike: Sequence[Any], length: int, late: bool = False) -> tuple[Tensor, Any, Fixed]:
+    """Return the parameters in a row, T5's table or None, and what the compiler knows."""
+    return _numbers(alike), _table(alike[0]), _fixed(alike[0], length, late)
 
 
 def _numbers(alike: Sequence[nn.Module]) -> Tensor:
@@ -140,25 +191,21 @@ class _Scores(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         found = numbers.new_empty(heads, length)
         ctx.save_for_backward(numbers, start, table)
-        ctx.rest = heads, length, first, fixed
+        ctx.rest = length, first, fixed
         if length:
             with _device_of(numbers):
-                scores_kernel[(heads, -(-length // fixed.BLOCK))](
-                    numbers, table, found, start, heads, length, first, FIXED=fixed
-                )
+                launch(scores_plan(numbers, table, found, start, first, fixed))
         return found
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (numbers, start, table), (heads, length, first, fixed) = ctx.saved_tensors, ctx.rest
+        (numbers, start, table), (length, first, fixed) = ctx.saved_tensors, ctx.rest
         if not length:
             return torch.zeros_like(numbers), *[None] * 6
         blocks = -(-length // fixed.BLOCK)
         sums = numbers.new_empty(blocks, numbers.numel())
         with _device_of(numbers):
-            gradients_kernel[(heads, blocks)](
-                numbers, table, gradient.contiguous(), sums, start, numbers.numel(), heads, length,
-                first, FIXED=fixed,
-            )  # fmt: skip
+            plan = (numbers, table, gradient.contiguous(), sums, start, first, fixed)
+            launch(gradients_plan(*plan))
         return sums[0] if blocks == 1 else sums.sum(0), *[None] * 6
