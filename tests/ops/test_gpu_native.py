@@ -88,6 +88,64 @@ def test_the_same_as_in_python(native, name):
         assert repeats.native.counts() == [4, 1, *((3, 1) if any(needs) else (0, 0))]
 
 
+MODULES = {
+    "TISA": lambda: tisa.TISA(4),
+    "NearFar": lambda: tisa.NearFar(4, 2),
+    "T5": lambda: tisa.T5Buckets(4),
+    "KERPLE": lambda: tisa.KerpleLog(4),
+    "TISA v2": lambda: tisa.TISAv2(4, 3),
+    "ALiBi": lambda: tisa.ALiBi(4),
+}
+
+
+@pytest.mark.parametrize("length", [100, 1500])
+@pytest.mark.parametrize("name", MODULES)
+def test_a_scoring_function_gives_the_same_as_in_python(native, name, length):
+    torch.manual_seed(0)
+    scoring = MODULES[name]().cuda()
+    leaves = [leaf(2, 4, length, 64).requires_grad_() for _ in range(3)]
+    wanted, upstream = [*leaves, *scoring.parameters()], leaf(2, 4, length, 64)
+    found: dict[bool, list] = {True: [], False: []}
+    for on in (False, True):
+        torch.manual_seed(1)
+        native.switch(on)
+        for _ in range(4):
+            # As an optimiser leaves it: other numbers in the same parameters.
+            with torch.no_grad():
+                for p in scoring.parameters():
+                    p.copy_(torch.randn_like(p) * 0.5)
+            out = tisa.attention(*leaves, scoring, backend="triton")
+            found[on] += [out.detach(), *torch.autograd.grad(out, wanted, upstream)]
+    assert all(map(torch.equal, found[True], found[False]))
+    assert repeats.native.counts()[0] == 3
+
+
+def test_a_captured_module_follows_its_parameters(native):
+    scoring = tisa.TISA(4).cuda()
+    leaves = [leaf(2, 4, 500, 64).requires_grad_() for _ in range(3)]
+    wanted, upstream = [*leaves, *scoring.parameters()], leaf(2, 4, 500, 64)
+
+    def step():
+        out = tisa.attention(*leaves, scoring, backend="triton")
+        return [out, *torch.autograd.grad(out, wanted, upstream)]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        for p in scoring.parameters():
+            p.add_(torch.randn_like(p) * 0.5)
+    graph.replay()
+    for a, b in zip(captured, step(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_a_captured_step_and_another_stream(native):
     tensors, options = made({}, 0)
     leaves = [t.requires_grad_() for t in tensors]

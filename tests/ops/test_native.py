@@ -138,7 +138,7 @@ def test_a_kernel_that_is_not_as_expected_is_told_once(monkeypatch, ptx, changed
 
 @pytest.mark.full
 def test_autograd_sees_what_it_sees_in_python():
-    assert len(lines_of("native_process.py")) == 12
+    assert len(lines_of("native_process.py")) == 13
 
 
 @pytest.mark.full

@@ -93,15 +93,13 @@ def attention(
             dropout_p, is_causal, scale, enable_gqa, max_seqlen, query_start, window, return_lse,
             backend,
         )  # fmt: skip
-        if _in_cpp():
-            found = repeats.native.attend(*told)
-            if found is not None:
-                return found
-        else:
-            signature = repeats.signature(*told)
-            again = repeats.find(signature)
-            if again is not None:
-                return again(query, key, value, offset_scores, band, attn_mask)
+        found = repeats.native.attend(*told) if _in_cpp() else None
+        if found is not None:
+            return found
+        signature = repeats.signature(*told)
+        again = repeats.find(signature)
+        if again is not None:
+            return again(query, key, value, offset_scores, band, attn_mask)
     call = checked_call(
         query,
         key,
@@ -135,7 +133,7 @@ def attention(
     if told is not None and name == "triton" and call.query is query and not call.empty:
         if signature is not None:
             repeats.keep(signature, lambda: chosen.repeat(call))
-        elif _in_cpp():
+        if _in_cpp():
             chosen.record(call, told)
     return (output, lse) if return_lse else output
 

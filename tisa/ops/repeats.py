@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from tisa.ops.call import autocast_enabled, likeness, plain
+from tisa.ops.call import autocast_enabled, likeness, needs_gradient, plain
 from tisa.shapes import Tensor
 
 # From query, key, value, scores, band and mask to the output.
 Repeat = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
 
-# What makes known calls in C++ and is asked instead, if it is on (ops/triton/native.py).
+# What makes known calls in C++ and is asked first, if it is on (ops/triton/native.py).
 native: Any = None
 
 # Forgetting all at once is simpler than forgetting the oldest.
@@ -46,8 +46,11 @@ def signature(
     if device.type == "meta":
         return None
     autocast = torch.get_autocast_dtype(device.type) if autocast_enabled(device) else None
+    # C++, which knows calls with and without gradients apart, is told of each.
+    needs = native is not None and needs_gradient(query, key, value, scores)
+    alike = likeness(query, key, value, scores, band, mask)
     # With their types: 1 equals True.
-    return likeness(query, key, value, scores, band, mask), autocast, told, *map(type, told)
+    return alike, autocast, needs, told, *map(type, told)
 
 
 def find(signature: Hashable | None) -> Repeat | None:
@@ -63,3 +66,8 @@ def keep(signature: Hashable, repeat: Callable[[], Repeat | None]) -> None:
     if len(_repeats) >= _MOST:
         _repeats.clear()
     _repeats[signature] = None
+
+
+def forget() -> None:
+    """Look at every call once more."""
+    _repeats.clear()

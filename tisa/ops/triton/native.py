@@ -60,6 +60,8 @@ def switch(on: bool, library: str = "libcuda.so.1") -> bool:
         warnings.warn(f"tisa: calls are made in Python; C++ is {state}", stacklevel=2)
         return False
     module.forget()
+    # Calls that Python repeats would never be made known to C++.
+    repeats.forget()
     repeats.native, state = module, "on"
     return True
 
