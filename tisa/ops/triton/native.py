@@ -31,7 +31,7 @@ from tisa.ops.triton import launching
 from tisa.ops.triton.launching import Described, Place, Template, UnexpectedError
 
 NAME = "tisa_native"
-SOURCE = Path(__file__).with_name("native.cpp")
+SOURCES = [Path(__file__).with_name(name) for name in ("native.cpp", "native_launch.h")]
 # The numbers of data types in a kernel's metadata and in the driver differ in three.
 _DRIVERS_TYPE = {8: 10, 9: 8, 10: 9}
 _PACKED = {
@@ -77,7 +77,7 @@ def built() -> Path:
 
     Raises OSError without a compiler, and subprocess.SubprocessError where that fails.
     """
-    source = SOURCE.read_bytes()
+    source = b"".join(path.read_bytes() for path in SOURCES)
     suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
     versions = f"{torch.__version__} {triton.__version__} {suffix}".encode()
     key = hashlib.sha256(source + versions).hexdigest()[:32]
@@ -95,7 +95,7 @@ def built() -> Path:
         if not target.exists():
             with tempfile.TemporaryDirectory(dir=folder) as fresh:
                 made = Path(fresh, target.name)
-                command = [compiler, *_flags(), str(SOURCE), "-o", str(made), *_libraries()]
+                command = [compiler, *_flags(), str(SOURCES[0]), "-o", str(made), *_libraries()]
                 subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
                 os.replace(made, target)
     return target
