@@ -138,11 +138,11 @@ def five_kernel(
     grad_k = tl.zeros([BLOCK_N, DIM], tl.float32)
     grad_v = tl.zeros([BLOCK_N, VALUE_DIM], tl.float32)
     band = tiles.band_of(rules, ends, frame)
-    edges = tiles.edge_scores(rules, here.head, band, frame)
+    edges = tiles.edge_scores(rules, here.head, band, frame, FIXED)
     r = tiles.ranges(
         j0, here.queries, -frame.far, -frame.near, -band.high, -band.low, BLOCK_N, BLOCK_M
     )
-    scale2 = rules.scale * tiles.LOG2E
+    scale = tiles.in_units(rules.scale, FIXED)
     below = tl.zeros([BLOCK_N], tl.float32)
     above = tl.zeros([BLOCK_N], tl.float32)
     inside = scores.diagonals(band, frame, BAND_TILE)
@@ -161,7 +161,7 @@ def five_kernel(
         dot = tl.reshape(delta.load([here.row, i0]), [BLOCK_M])
         logits = tl.dot(k, tl.trans(q), input_precision=FIXED.PRECISION)
         grad_p = tl.dot(v, tl.trans(grad), input_precision=FIXED.PRECISION)
-        logits = logits * scale2 + (edge - norm)[None, :]
+        logits = logits * scale + (edge - norm)[None, :]
         if rules.scores is not None:  # noqa: SIM102 (one is for the compiler)
             if not (is_above | is_below):
                 window = tiles.score_window(rules, here.head, j0 - i0, band, frame, FIXED)
@@ -228,7 +228,7 @@ def band_kernel(
     sums += tl.program_id(0).to(tl.int64) * scores.numbers_of_sums(frame, BLOCK)
     scores.clear(sums, inside, BLOCK)
     tl.debug_barrier()
-    scale2 = rules.scale * tiles.LOG2E
+    scale = tiles.in_units(rules.scale, FIXED)
     spot = scores.distances(0, BLOCK, PARTS)
     is_first = tl.arange(0, SLOT) // PARTS % PARTS == 0
     items = sequences * counts.tiles
@@ -248,7 +248,7 @@ def band_kernel(
             at = [here.batch, here.head, j0, 0]
             k = tl.reshape(key.load(at), [BLOCK, FIXED.DIM])
             v = tl.reshape(value.load(at), [BLOCK, FIXED.VALUE_DIM])
-            logits = tl.dot(q, tl.trans(k), input_precision=FIXED.PRECISION) * scale2
+            logits = tl.dot(q, tl.trans(k), input_precision=FIXED.PRECISION) * scale
             grad_p = tl.dot(grad, tl.trans(v), input_precision=FIXED.PRECISION)
             logits += tiles.spread(window, FIXED)
             p = tl.exp2(logits - norm[:, None])

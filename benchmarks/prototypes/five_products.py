@@ -124,7 +124,7 @@ class Plan:
             sides=None if sides is None else sides[banded * 2 :],
             counts=Counts(problem.heads, count), group=self.turns.group, stride=self.turns.stride,
             **problem.lengths, FIXED=problem.fixed(rows, tiles.block_n, KEYS_FIRST=True),
-            INTERPRETED=self.interpreted, **compiled_as(tiles),
+            INTERPRETED=self.interpreted, **compiled_as(problem, tiles),
         )  # fmt: skip
         finish = dict(
             partial=of_partial(64), grad_query=strided(grad_query),
@@ -148,7 +148,7 @@ class Plan:
             statistics=row_descriptor(statistics[0], 64), delta=row_descriptor(delta, 64),
             sums=sums, sides=sides, counts=Counts(problem.heads, problem.count(64)),
             sequences=problem.sequences, programs=programs, **problem.lengths,
-            FIXED=problem.fixed(64, 64, PARTS=band.parts), **compiled_as(band),
+            FIXED=problem.fixed(64, 64, PARTS=band.parts), **compiled_as(problem, band),
         )  # fmt: skip
         span = problem.queries + problem.keys - 1
         entries = dict(

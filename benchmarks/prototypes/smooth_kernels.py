@@ -156,15 +156,15 @@ def forward_kernel(
                 logits = tl.dot(q, tl.trans(k), logits, input_precision=FIXED.PRECISION)
                 new_peak = tl.maximum(peak, tl.max(logits, 1) * rules.scale)
                 finite = tl.where(new_peak == -float("inf"), 0.0, new_peak)
-                p = tl.exp2(logits * rules.scale - finite[:, None])
+                p = tiles.power(logits * rules.scale - finite[:, None], FIXED)
             else:
                 logits = tl.dot(q, tl.trans(k), input_precision=FIXED.PRECISION)
                 logits = logits * rules.scale + tiles.spread(window, FIXED)
                 logits = tiles.hide(logits, rules, i0, j0, here.keys, frame, FIXED)
                 new_peak = tl.maximum(peak, tl.max(logits, 1))
                 finite = tl.where(new_peak == -float("inf"), 0.0, new_peak)
-                p = tl.exp2(logits - finite[:, None])
-            shrink = tl.exp2(peak - finite)
+                p = tiles.power(logits - finite[:, None], FIXED)
+            shrink = tiles.power(peak - finite, FIXED)
             weight = weight * shrink + tl.sum(p, 1)
             total = total * shrink[:, None]
             peak = new_peak
@@ -175,7 +175,7 @@ def forward_kernel(
     places = statistics.pointer + here.row.to(tl.int64) * statistics.row + i
     if FIXED.SPLIT:
         tl.store(places, peak)
-        tl.store(places + statistics.size, tl.log2(weight))
+        tl.store(places + statistics.size, 1.0 / weight)
     else:
         tl.store(places, peak + tl.log2(weight))
     tiles.store_rows(output, total / weight[:, None], here, i0, here.queries, FIXED.VALUE_WIDTH)
@@ -210,7 +210,7 @@ def query_gradient(
     PARTS: tl.constexpr = FIXED.PARTS
     r = tiles.ranges(i0, here.keys, frame.near, frame.far, band.low, band.high, BLOCK, BLOCK)
     whole = whole_vector(frame)
-    scale2 = rules.scale * tiles.LOG2E
+    scale = tiles.in_units(rules.scale, FIXED)
     total = tl.zeros([BLOCK, DIM], tl.float32)
     SLOT: tl.constexpr = PARTS * BLOCK // 2
     spot = scores.distances(0, BLOCK, PARTS)
@@ -249,15 +249,15 @@ def query_gradient(
             if phase == 0:
                 logits = tl.dot(u, powers, input_precision=FIXED.PRECISION)
                 logits = tl.dot(own.q, tl.trans(k), logits, input_precision=FIXED.PRECISION)
-                logits = logits * scale2
+                logits = logits * scale
             else:
-                logits = tl.dot(own.q, tl.trans(k), input_precision=FIXED.PRECISION) * scale2
+                logits = tl.dot(own.q, tl.trans(k), input_precision=FIXED.PRECISION) * scale
             grad_p = tl.dot(own.grad, tl.trans(v), input_precision=FIXED.PRECISION)
             if phase == 1:
                 logits += tiles.spread(window, FIXED)
                 logits = tiles.hide(logits, rules, i0, j0, here.keys, frame, FIXED)
             if FIXED.SPLIT:
-                p = tl.exp2((logits - own.norm[:, None]) - own.log_weight[:, None])
+                p = tiles.power(logits - own.norm[:, None], FIXED) * own.share[:, None]
             else:
                 p = tl.exp2(logits - own.norm[:, None])
             grad_logits = p * (grad_p - own.dot[:, None])
@@ -339,7 +339,7 @@ def query_kernel(
 
 @triton.jit(do_not_specialize=CHANGING)
 def key_kernel(
-    query, key, value, table, basis, grad_output, rules, statistics, log_weights, delta,
+    query, key, value, table, basis, grad_output, rules, statistics, shares, delta,
     grad_key, grad_value, counts, queries, keys, start, FIXED: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of BLOCK_N keys and values: the present kernel, one product more."""
@@ -362,7 +362,7 @@ def key_kernel(
     r = tiles.ranges(
         j0, here.queries, -frame.far, -frame.near, -band.high, -band.low, BLOCK_N, BLOCK_M
     )
-    scale2 = rules.scale * tiles.LOG2E
+    scale = tiles.in_units(rules.scale, FIXED)
     powers = table_basis(basis, FIXED)
     past = queries + keys
     for phase in tl.static_range(1 if FIXED.ONE_LOOP else 2):
@@ -397,18 +397,19 @@ def key_kernel(
                 logits = tl.dot(k, tl.trans(q), input_precision=FIXED.PRECISION)
             grad_p = tl.dot(v, tl.trans(grad), input_precision=FIXED.PRECISION)
             if FIXED.SPLIT:
-                logits = logits * scale2
+                logits = logits * scale
             else:
-                logits = logits * scale2 - norm[None, :]
+                logits = logits * scale - norm[None, :]
             if FIXED.ONE_LOOP:
                 if not plain:
                     logits = add_scores(logits, rules, here.head, i0, j0, whole, frame, FIXED)
             elif phase == 1:
                 logits = add_scores(logits, rules, here.head, i0, j0, whole, frame, FIXED)
             if FIXED.SPLIT:
-                log_weight = tl.reshape(log_weights.load([here.row, i0]), [BLOCK_M])
-                logits = (logits - norm[None, :]) - log_weight[None, :]
-            p = tl.exp2(logits)
+                share = tl.reshape(shares.load([here.row, i0]), [BLOCK_M])
+                p = tiles.power(logits - norm[None, :], FIXED) * share[None, :]
+            else:
+                p = tl.exp2(logits)
             grad_logits = p * (grad_p - dot[None, :])
             grad_v = tl.dot(p.to(grad.dtype), grad, grad_v, input_precision=FIXED.PRECISION)
             grad_k = tl.dot(grad_logits.to(q.dtype), q, grad_k, input_precision=FIXED.PRECISION)

@@ -40,7 +40,6 @@ from tisa.ops.triton.problem import (
     statistics_shape,
     strided,
 )
-from tisa.ops.triton.tiles import LOG2E
 from tisa.scoring import parabolas
 
 assert parabolas.spread(REACH.value) == SPREAD.value
@@ -149,7 +148,7 @@ class Plan:
             value=problem.read("value", tiles.block_n),
             table=self.read_table(tiles.block_m),
             basis=self.read_basis(tiles.block_n),
-            rules=problem.rules._replace(scale=scale * LOG2E.value),
+            rules=problem.rules._replace(scale=scale * problem.unit),
             output=strided(output),
             statistics=statistics_of(statistics),
             counts=Counts(problem.heads, count),
@@ -157,7 +156,7 @@ class Plan:
             FIXED=problem.fixed(
                 tiles.block_m, tiles.block_n, BACKWARDS=problem.inputs.right is not None
             ),
-            **compiled_as(tiles),
+            **compiled_as(problem, tiles),
         )
         programs = count * problem.sequences * problem.heads
         return [
@@ -200,7 +199,7 @@ class Plan:
             FIXED=problem.fixed(
                 64, 64, BACKWARDS=problem.inputs.right is not None, PARTS=tiles.parts
             ),
-            **compiled_as(tiles),
+            **compiled_as(problem, tiles),
         )  # fmt: skip
         small = problem.query.element_size() == 4
         count, two = problem.count(64, keys=True), statistics.shape[0] == 2
@@ -210,12 +209,12 @@ class Plan:
             basis=self.read_basis(64), grad_output=descriptor(grad, 64, problem.value_dim),
             rules=problem.rules,
             statistics=row_descriptor(statistics[0], 64),
-            log_weights=row_descriptor(statistics[1], 64) if two else None,
+            shares=row_descriptor(statistics[1], 64) if two else None,
             delta=row_descriptor(delta, 64), grad_key=strided(grad_key),
             grad_value=strided(grad_value), counts=Counts(problem.key_heads, count),
             **problem.lengths,
             FIXED=problem.fixed(64, 64, KEYS_FIRST=True, ONE_LOOP=self.one_loop or small),
-            **compiled_as(self.key_tiles),
+            **compiled_as(problem, self.key_tiles),
         )  # fmt: skip
         entries = dict(
             sums=sums, moments=moments, grad_scores=grad_scores, rules=problem.rules,
