@@ -68,6 +68,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
 WRONG = FUNCTION.replace("return None", "return torch.full((len(self.rates), 2), 3).int()")
 
 
+@pytest.mark.full
 def test_the_contract_runs_on_anybodys_class_from_the_wheel(wheel, tmp_path):
     """The option is known where the wheel is installed, and what is wrong is found."""
     with zipfile.ZipFile(wheel) as archive:

@@ -51,7 +51,11 @@ if {trust}:
 """
 
 
-@pytest.mark.parametrize("trust", [False, True], ids=["with our package", "remote code"])
+@pytest.mark.parametrize(
+    "trust",
+    [pytest.param(False, id="with our package", marks=pytest.mark.full),
+     pytest.param(True, id="remote code")],
+)  # fmt: skip
 def test_a_fresh_process_loads_the_same_models(trust, tmp_path):
     known = {}
     for name in tiny.FAMILIES:

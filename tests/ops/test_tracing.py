@@ -302,9 +302,8 @@ def own_cache(tmp_path_factory):
     reason="Inductor needs a C++ compiler on the CPU",
 )
 class TestInductor:
-    @pytest.mark.parametrize(
-        "backend", ["chunked", pytest.param("reference", marks=pytest.mark.full)]
-    )
+    @pytest.mark.full
+    @pytest.mark.parametrize("backend", ["chunked", "reference"])
     def test_one_graph_for_any_length(self, backend):
         layer = Layer(tisa.TISA(4), backend, is_causal=True)
         compiled = torch.compile(layer, fullgraph=True, dynamic=True)

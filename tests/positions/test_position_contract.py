@@ -8,14 +8,19 @@ from tisa.testing import contract
 from tisa.testing.contract import *  # noqa: F403
 from tisa.testing.contract import CONFIG, HIDDEN, LIMIT, model_of, tokens
 
-# They trace the package.
+# It traces the package.
 test_compiles = pytest.mark.unchecked(contract.test_compiles)
-test_exports = pytest.mark.unchecked(contract.test_exports)
 
 
 @pytest.fixture(params=METHODS)
 def position(request):
     return request.param
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("is_causal", [pytest.param(False, marks=pytest.mark.full), True])
+def test_exports(position, is_causal):
+    contract.test_exports(position, is_causal)
 
 
 def test_learned_vectors_are_those_of_the_positions(position):
