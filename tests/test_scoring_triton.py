@@ -47,7 +47,9 @@ def results(vectors, alike):
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize(
     ("queries", "keys", "start"),
     [(1, 1, None), (9, 30, None), (40, 7, 5), (30, 30, torch.tensor(3))],

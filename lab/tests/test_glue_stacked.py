@@ -57,7 +57,9 @@ def assert_same(found, wanted):
     assert mine == single
 
 
-@pytest.mark.parametrize("task", VARIANTS)
+@pytest.mark.parametrize(
+    "task", [pytest.param(t, marks=pytest.mark.full) if t == "rte" else t for t in VARIANTS]
+)
 def test_each_cell_of_a_stack_is_its_single_run(data_dir, model, task, tmp_path):
     """With and without positions, S from 0 to 3, folded, fitted, frozen, of two seeds."""
     cells = [Cell.of(model, task, **variant, **SMALL) for variant in VARIANTS[task]]

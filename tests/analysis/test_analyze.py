@@ -379,6 +379,7 @@ def test_wrong_options_are_one_sentence(arguments, said, little, tmp_path, monke
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 def test_a_table_of_zeros_has_no_r2(little, tmp_path):
     """Wherever it is shown: – on the terminal and in figures, null in the numbers."""
     from safetensors.torch import load_file

@@ -139,6 +139,7 @@ def lines_of(script, *arguments):
     return answer.stdout.splitlines()
 
 
+@pytest.mark.full
 def test_triton_s_own_launcher_gives_the_driver_the_same():
     assert len(lines_of("launch_process.py")) == 2
 

@@ -9,7 +9,10 @@ import tisa
 from tisa.offsets import to_matrix
 from tisa.ops import triton as backend
 
-pytestmark = pytest.mark.skipif(not backend.interpreted(), reason="with a GPU: compare.py checks")
+pytestmark = [
+    pytest.mark.skipif(not backend.interpreted(), reason="with a GPU: compare.py checks"),
+    pytest.mark.full,  # Prototypes: nothing that is shipped depends on them.
+]
 PROTOTYPES = Path(__file__).parents[2] / "benchmarks/prototypes"
 
 

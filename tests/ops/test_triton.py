@@ -104,7 +104,7 @@ BANDS = [None, [[-9, 7], [40, 45], [-69, 69], [-200, -100]]]
 @pytest.mark.parametrize(
     ("options", "dtype"),
     [
-        ({}, torch.float32),
+        pytest.param({}, torch.float32, marks=pytest.mark.full),
         ({}, torch.float16),
         ({"is_causal": True}, torch.float16),
         ({"gqa": 2}, torch.float32),
@@ -183,7 +183,11 @@ SCORING = {
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*((name, torch.float16) for name in SCORING), ("tisa", torch.float32), ("t5", torch.float32)],
+    [
+        *((name, torch.float16) for name in SCORING),
+        ("tisa", torch.float32),
+        pytest.param("t5", torch.float32, marks=pytest.mark.full),
+    ],
     ids=str,
 )
 def test_the_band_changes_nothing_more_than_rounding_does(name, dtype):
@@ -271,8 +275,8 @@ def test_decoding(name, dtype, banded):
 @pytest.mark.parametrize(
     ("length", "size"),
     # Between the smallest and the largest scores: heavy, and nothing new.
-    [*product((1, 17), (1.0, 30.0, 300.0)), (129, 1.0), (129, 300.0),
-     pytest.param(129, 30.0, marks=pytest.mark.full)],
+    [*product((1, 17), (1.0, 30.0, 300.0)), (129, 300.0),
+     *(pytest.param(129, size, marks=pytest.mark.full) for size in (1.0, 30.0))],
 )  # fmt: skip
 def test_errors_stay_within_the_budget(dtype, length, size):
     torch.manual_seed(length)
