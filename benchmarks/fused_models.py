@@ -209,8 +209,10 @@ def measured(work: Work, models: dict[str, Any], rounds: int, device: str) -> li
                     torch.cuda.reset_peak_memory_stats()
                     loaded = torch.cuda.memory_allocated()
                 took = timed(work, model, given, device)
-            except torch.OutOfMemoryError:
-                broken[name] = "out of memory"
+            except (torch.OutOfMemoryError, ValueError) as failed:
+                # "flex_attention does not support dropout"
+                full = isinstance(failed, torch.OutOfMemoryError)
+                broken[name] = "out of memory" if full else str(failed).splitlines()[0]
                 model.zero_grad(set_to_none=True)
                 gc.collect()
                 torch.cuda.empty_cache()

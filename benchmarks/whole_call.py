@@ -326,7 +326,8 @@ def other_checkout(checkout: Path, args) -> tuple[list[dict], str]:
 def commit_of(folder: Path) -> str:
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
     answer = subprocess.run(command, capture_output=True, text=True)
-    return answer.stdout.strip() or "unknown"
+    noted = folder / "commit.txt"  # beside a copy that is no checkout
+    return answer.stdout.strip() or (noted.read_text().strip() if noted.exists() else "unknown")
 
 
 def main() -> None:

@@ -82,7 +82,7 @@ def planned(
     mask_rows = 1 if mask == "key" else length
     mask_dtype = torch.float32 if mask == "added" else torch.bool
     inputs = Inputs(
-        query, key, value,
+        *map(problems.loadable, (query, key, value)),
         empty(heads, span, dtype=torch.float32) if scores else None,
         empty(heads, 2, dtype=torch.int32) if scores and band else None,
         None if mask is None else empty(batch, 1, mask_rows, length, dtype=mask_dtype),
@@ -102,7 +102,7 @@ def planned(
         plan_backward.scratch_numbers(problem, tuple(w is not None for w in wanted)),
         dtype=torch.float32,
     )
-    upstream = Upstream(query, None, query, statistics)
+    upstream = Upstream(inputs.query, None, inputs.query, statistics)
     return [
         *plan.forward(problem, query, statistics),
         *plan_backward.backward(problem, upstream, wanted, scratch),

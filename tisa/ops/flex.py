@@ -72,13 +72,19 @@ def attend(
         block_mask=_block_mask(call, query.shape[-2], key.shape[-2]),
         scale=call.scale,
         enable_gqa=call.grouped,
-        kernel_options=_GPU_TILES if on_gpu else None,
+        kernel_options=_options(call) if on_gpu else None,
         return_aux=AuxRequest(lse=True) if call.return_lse else None,
     )
     output, lse = (result[0], result[1].lse) if call.return_lse else (result, None)
     if call.packed:
         return output[0].transpose(0, 1), None if lse is None else lse[0].transpose(0, 1)
     return output, lse
+
+
+def _options(call: Call) -> dict[str, Any]:
+    """Return what its kernels on a GPU are told."""
+    # Its kernel for few queries finds no tiles for a short pack with grouped heads (torch 2.11).
+    return _GPU_TILES | {"FORCE_USE_FLEX_ATTENTION": True} if call.packed else _GPU_TILES
 
 
 @cache
@@ -118,13 +124,15 @@ def _score_mod(call: Call) -> Callable[..., Tensor] | None:
         mask = mask.expand(
             call.query.shape[0], call.heads[0], call.query.shape[2], call.key.shape[2]
         )
-    queries = call.lengths[0]
+    queries: Any = call.lengths[0]
+    if call.packed:
+        queries, last = (_known(n, call.query.device) for n in (queries, 2 * queries - 2))
 
     def score_mod(logit: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if vector is not None:
             entry = entry_of(i, j, queries)
             if call.packed:
-                entry = entry.clamp(0, 2 * queries - 2)
+                entry = torch.where(entry < 0, 0, torch.where(entry > last, last, entry))
             logit = logit + vector[h, entry]
         if mask is not None:
             seen = mask[b, h, i, j]
@@ -157,14 +165,15 @@ def _new_block_mask(
     sequence: Tensor | None,
     device: torch.device,
 ) -> BlockMask:
-    left, right = reach
+    left, right = (None if side is None else _known(side, device) for side in reach)
+    start = _known(query_start, device)
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         seen = j >= 0
         if left is not None:
-            seen = seen & (offset_of(i, j, query_start) >= -left)
+            seen = seen & (offset_of(i, j, start) >= -left)
         if right is not None:
-            seen = seen & (offset_of(i, j, query_start) <= right)
+            seen = seen & (offset_of(i, j, start) <= right)
         if sequence is not None:
             seen = seen & (sequence[i] == sequence[j]) & (sequence[i] >= 0)
         return seen
@@ -173,6 +182,17 @@ def _new_block_mask(
     compile_it = device.type != "cpu" and not torch.compiler.is_compiling()
     create = _compiled_create() if compile_it else create_block_mask
     return create(mask_mod, None, None, queries, keys, device=device)
+
+
+def _known(number: int, device: torch.device) -> Any:
+    """Return a number that is no size of a tensor as FlexAttention's functions are to know it.
+
+    One in Python becomes a symbol of the graph when it changes, which its kernels cannot read
+    ("'ShapeAsConstantBuffer' object has no attribute 'dtype'", torch 2.11).
+    """
+    if torch.compiler.is_compiling():
+        return number
+    return torch.full((), number, dtype=torch.int32, device=device)
 
 
 # What depends on distance alone is the same in every layer and step.

@@ -69,17 +69,17 @@ def attend(call: Call) -> tuple[Float[Tensor, "*batch_heads queries value_dim"],
 
 
 def _aligned(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return the tensor with rows that begin at multiples of 16 bytes.
+    """Return the tensor with rows that begin at multiples of 16 bytes, each its own.
 
     Beside a mask, PyTorch's kernels are chosen as if they did: a slice gave other numbers in half
-    precision, and no kernel at all in float32 (H200, torch 2.11).
+    precision, and no kernel at all in float32; and cuDNN's output has no order of axes where the
+    query's rows are one (H200, torch 2.11).
     """
     places = (x.storage_offset(), *x.stride()[:-1])
-    return (
-        x
-        if all(p * x.itemsize % 16 == 0 for p in places)
-        else x.clone(memory_format=torch.contiguous_format)
-    )
+    own = all(stride or size == 1 for stride, size in zip(x.stride(), x.shape, strict=True))
+    if own and all(p * x.itemsize % 16 == 0 for p in places):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _sees_everything(call: Call) -> bool:
