@@ -210,6 +210,7 @@ def asking(tensor):
         ("sdpa", good(return_lse=True), "log-sum-exp"),
         ("sdpa", square(is_causal=True, scale=-0.3), "scale of 0 or less"),
         ("sdpa", square(is_causal=True, scale=0), "scale of 0 or less"),
+        ("sdpa", {k: v.to("meta") for k, v in good().items()} | {"scale": -0.3}, "on a GPU"),
         ("flex", good(attn_mask=asking(torch.randn(5, 7))), "gradient for attn_mask"),
         ("flex", good(dropout_p=0.1), "dropout"),
         ("flex", good(query=asking(torch.randn(2, 4, 5, 8))), "no gradients on the CPU"),

@@ -78,6 +78,21 @@ FEATURES = {
 }  # fmt: skip
 
 
+def terms_of_scores(formula, qkv, vector, upstream):
+    """Return how large the terms are that cancel in a score's gradient, the largest of all.
+
+    Where a query sees one key alone, P·(dP − Σ P·dP) is 0 but for the rounding of dP; a band's edge
+    receives the sum of all rows' (measured: 3e-5 beside scores of 300, interpreted or not).
+    """
+    query, key, value = (x.double() for x in qkv)
+    each = torch.eye(key.shape[2], dtype=torch.float64, device="cuda").expand(*key.shape[:3], -1)
+    weights = formula(query, key, each, vector.double())
+    value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+    returned = (upstream.double().square() @ value.square().transpose(-1, -2)).sqrt()
+    terms = weights * (returned + (weights * returned).sum(-1, keepdim=True))
+    return float(terms.square().sum((0, -2, -1)).amax().sqrt())
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", FEATURES)
 def test_errors_stay_within_the_budget(name, dtype):
@@ -116,16 +131,19 @@ def test_errors_stay_within_the_budget(name, dtype):
         )
 
     right = 0 if options.get("is_causal") else None
-    plain = run(
-        lambda *x: eager(
+
+    def as_written(*x):
+        return eager(
             *x, band=band, mask=mask, scale=options.get("scale"), start=options.get("query_start"),
             reach=options.get("window", (None, right)),
-        ),
-        dtype,
-    )  # fmt: skip
+        )  # fmt: skip
+
+    plain = run(as_written, dtype)
     exact, found = run(ours("reference"), torch.float64), run(ours("triton"), dtype)
     for what, *three in zip(("output", "q", "k", "v", "scores"), found, exact, plain, strict=False):
-        assert_within_budget(*three, name=what)
+        cancel = what == "scores" and dtype == torch.float32
+        terms = terms_of_scores(as_written, qkv, vector, upstream) if cancel else 0.0
+        assert_within_budget(*three, name=what, terms=terms)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -18,8 +18,11 @@ def refuses(call: Call) -> str | None:
     """Return why this backend cannot do the call, or None."""
     if call.return_lse:
         return "PyTorch's scaled_dot_product_attention returns no log-sum-exp"
-    if call.is_causal and call.scale <= 0 and not (is_dense(call) or _sees_everything(call)):
-        return "PyTorch's causal attention with a scale of 0 or less is NaN (on a CPU)"
+    if call.scale <= 0:
+        if call.is_causal and not (is_dense(call) or _sees_everything(call)):
+            return "PyTorch's causal attention with a scale of 0 or less is NaN (on a CPU)"
+        if call.query.device.type != "cpu" and is_dense(call):
+            return "PyTorch's gradient beside a bias with a scale of 0 or less is NaN (on a GPU)"
     if transformed():
         return "torch.func and forward-mode derivatives do not go with PyTorch's fast kernels"
     return None
