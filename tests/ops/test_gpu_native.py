@@ -214,3 +214,24 @@ def test_memory_does_not_grow(native):
     for _ in range(50):
         results({}, 0, (True,) * 4)
     assert torch.cuda.memory_allocated() == before
+
+
+def test_many_calls_switch_it_on():
+    """A loop that nobody told anything goes over to C++, and nothing else changes."""
+    from tisa.ops.triton import native
+
+    native.switch(False)
+    native.state, native._repeated, native._building = "not yet", 0, None
+    tensors, options = made(CALLS["band"], 0)
+    wanted = tisa.attention(*tensors, **options)
+    try:
+        for _ in range(native.MANY + 1):
+            assert repeats.native is None
+            tisa.attention(*tensors, **options)
+        native._building.join()
+        for _ in range(3):
+            found = tisa.attention(*tensors, **options)
+        assert repeats.native.counts()[0] >= 1
+        assert found.equal(wanted)
+    finally:
+        native.switch(False)

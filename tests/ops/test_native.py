@@ -3,6 +3,7 @@
 import json
 import stat
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -32,7 +33,9 @@ PTX = """
 def off(monkeypatch, tmp_path):
     """Nothing is on before and after, and nothing is built yet."""
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "cache"))
-    monkeypatch.setattr(native, "state", "off")
+    monkeypatch.setattr(native, "state", "not yet")
+    monkeypatch.setattr(native, "_repeated", 0)
+    monkeypatch.setattr(native, "_building", None)
     monkeypatch.setattr(repeats, "native", None)
 
 
@@ -73,6 +76,51 @@ def test_what_cannot_be_loaded_is_told(monkeypatch, tmp_path):
             assert not native.switch(True)
     # Built once.
     assert (tmp_path / "calls").read_text() == "x"
+
+
+def test_many_calls_have_it_built_beside_them(monkeypatch):
+    built, loaded, going_on = [], [], threading.Event()
+    monkeypatch.setattr(native, "built", lambda: going_on.wait(60) and built.append(True))
+    module = SimpleNamespace(start=lambda *told: loaded.append(told[0]), forget=lambda: None)
+    monkeypatch.setattr(native, "_loaded", lambda path: module)
+    for _ in range(native.MANY - 1):
+        native.count()
+    assert native._building is None
+    native.count()
+    native.count()
+    # The calls go on in Python while a compiler works.
+    assert native._building.is_alive()
+    assert (repeats.native, loaded) == (None, [])
+    going_on.set()
+    native._building.join()
+    native.count("a driver")
+    assert repeats.native is module
+    assert (native.state, loaded) == ("on", ["a driver"])
+    native.switch(False)
+    native.count()
+    assert (repeats.native, native.state) == (None, "off")
+
+
+def test_nobody_is_warned_of_what_nobody_asked_for(monkeypatch):
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    for _ in range(native.MANY):
+        native.count()
+    native._building.join()
+    native.count()
+    assert native.state == "not to be had: no C++ compiler (g++ or clang++)"
+    assert repeats.native is None
+
+
+def test_what_a_process_that_ended_left_is_cleared(monkeypatch, tmp_path):
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho so > "$2"\n')
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(native.shutil, "which", lambda name: str(compiler))
+    left = native.built().parent / "tmpleft"
+    native.built().unlink()
+    left.mkdir()
+    assert native.built().read_text() == "so\n"
+    assert not left.exists()
 
 
 def test_a_kernel_says_what_it_takes():

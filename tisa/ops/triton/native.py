@@ -1,4 +1,7 @@
-"""The host's part of known calls in C++ (native.cpp): built when it is switched on, off by default.
+"""The host's part of known calls in C++ (native.cpp), built beside a process that makes many calls.
+
+A compiler needs half a minute, so a process goes on in Python until it is through (`count`); the
+next one finds what was built. Results are the same, bit for bit.
 
 What Triton's launcher was given is packed here as the kernel takes it. That is Triton's own affair,
 so it is held against what the assembled kernel says of its parameters. Whatever does not fit, or
@@ -14,6 +17,7 @@ import struct
 import subprocess
 import sysconfig
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.machinery import ExtensionFileLoader
@@ -39,25 +43,59 @@ _PACKED = {
     "u32": "I", "u64": "Q", "fp32": "f", "f32": "f", "fp64": "d",
 }  # fmt: skip
 
-# What `tisa doctor` says: "off", "on", or why not.
-state = "off"
+# A script that repeats fewer calls is over before a compiler is.
+MANY = 200
+
+# What `tisa doctor` says: "not yet", "off", "on", or why not.
+state = "not yet: it is built after many calls"
+_repeated = 0
+_building: threading.Thread | None = None
 
 
 def switch(on: bool, library: str = "libcuda.so.1") -> bool:
     """Return whether known calls are now made in C++; builds it first, for a minute, where needed.
 
-    Not while other threads call `tisa.attention`. `library`: the driver.
+    Off, it stays off. `library`: the driver.
     """
     global state
     repeats.native, state = None, "off"
-    if not on:
-        return False
+    if on and not _start(library):
+        warnings.warn(f"tisa: calls are made in Python; C++ is {state}", stacklevel=2)
+    return repeats.native is not None
+
+
+def count(library: str = "libcuda.so.1") -> None:
+    """Count a call that Python repeats: after many C++ is built beside it, and then switched on."""
+    global _repeated, _building
+    if not state.startswith("not yet"):
+        return
+    _repeated += 1
+    if _building is not None:
+        if not _building.is_alive():
+            _start(library)
+    elif _repeated >= MANY:
+        # Should the process end before: whoever builds next clears up.
+        _building = threading.Thread(target=_try_to_build, name="tisa: C++", daemon=True)
+        _building.start()
+
+
+def _try_to_build() -> None:
+    global state
+    try:
+        built()
+    except (OSError, subprocess.SubprocessError) as error:
+        # Nobody asked for it, so nobody is warned; `tisa doctor` says it.
+        state = f"not to be had: {_shortly(error)}"
+
+
+def _start(library: str) -> bool:
+    """Return whether known calls are now made in C++; `state` says why not."""
+    global state
     try:
         module = _loaded(built())
         module.start(library, launching.current_stream, triton.knobs.runtime)
     except (OSError, ImportError, RuntimeError, subprocess.SubprocessError) as error:
         state = f"not to be had: {_shortly(error)}"
-        warnings.warn(f"tisa: calls are made in Python; C++ is {state}", stacklevel=2)
         return False
     module.forget()
     # Calls that Python repeats would never be made known to C++.
@@ -93,6 +131,8 @@ def built() -> Path:
         # Others wait for the one that builds.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
+            for left in folder.glob("tmp*"):
+                shutil.rmtree(left, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=folder) as fresh:
                 made = Path(fresh, target.name)
                 command = [compiler, *_flags(), str(SOURCES[0]), "-o", str(made), *_libraries()]

@@ -295,6 +295,8 @@ def repeat(inputs: Inputs) -> Repeat | None:
         band: Tensor | None,
         mask: Tensor | None,
     ) -> Tensor:
+        if query.is_cuda:
+            native.count()
         if needs_gradient(query, key, value, scores):
             return Eager.apply(query, key, value, scores, (band, mask, *after), before)[0]
         inputs = Inputs(query, key, value, scores, band, mask, *after)
