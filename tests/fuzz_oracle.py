@@ -106,6 +106,8 @@ def kept_weights(seed: int, p: float, shape: tuple[int, ...]) -> Tensor:
         return x ^ (x >> np.uint32(16))
 
     b, h, i, j = np.ix_(*(np.arange(n, dtype=np.uint32) for n in shape))
-    state = mixed(mixed(mixed(np.uint32(seed) + b) ^ mixed(h)) ^ mixed(i))
-    drawn = mixed(state ^ (j * np.uint32(0x9E3779B1))) & np.uint32(0x7FFFFFFF)
-    return torch.from_numpy(drawn >= int(p * 2**31))
+    row = mixed(mixed(np.uint32(seed) + b) ^ mixed(h)) + i * np.uint32(0x9E3779B1)
+    row = (row ^ (row >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    drawn = (row ^ (j * np.uint32(0x85EBCA6B))) * np.uint32(0x7FEB352D)
+    drawn = (drawn ^ (drawn >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return torch.from_numpy(drawn >= 2 * min(int(p * 2**31), 2**31 - 1))

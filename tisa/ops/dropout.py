@@ -2,7 +2,8 @@
 
 A backend that recomputes attention in the backward pass must drop again what it dropped before,
 block by block, in any order, on any device, inside a compiled graph. A random generator has a
-state and cannot do that; an integer hash of (seed, batch, head, query, key) can.
+state and cannot do that; an integer hash of (seed, batch, head, query, key) can. Of a GPU kernel it
+is a large share, so a weight takes two multiplications: rows and keys are spread before.
 """
 
 import torch
@@ -56,12 +57,18 @@ def kept(
 
     In bool, (batch, heads, queries, keys), or as 1 and 0 in `out`.
     """
-    state = _mixed(seed + batch.int())[:, None]
-    state = _mixed(state ^ _mixed(head.int()))[:, :, None]
-    state = _mixed(state ^ _mixed(query.int()))[:, :, :, None]
-    drawn = _mixed(state ^ (key.int() * (0x9E3779B1 - 2**32)))
-    drawn &= 0x7FFFFFFF
-    least = min(int(dropout_p * 2**31), 2**31 - 1)
+    state = _mixed(_mixed(seed + batch.int())[:, None] ^ _mixed(head.int()))[:, :, None]
+    row = state + query.int() * (0x9E3779B1 - 2**32)
+    row ^= _shifted(row, 16, 0xFFFF)
+    row *= 0x7FEB352D
+    # All that is done for each weight; its lowest bits are not looked at.
+    drawn = row[..., None] ^ (key.int() * (0x85EBCA6B - 2**32))
+    drawn *= 0x7FEB352D
+    drawn ^= _shifted(drawn, 15, 0x1FFFF)
+    drawn *= 0x846CA68B - 2**32
+    # Compared as unsigned numbers are: a signed one with its highest bit turned.
+    drawn ^= -(2**31)
+    least = 2 * min(int(dropout_p * 2**31), 2**31 - 1) - 2**31
     return drawn >= least if out is None else torch.ge(drawn, least, out=out)
 
 

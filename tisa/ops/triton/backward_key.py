@@ -96,9 +96,11 @@ def key_tile(tile, here, head, row, ends, frame, streamed, rules, FIXED: tl.cons
                 p = tl.exp2(logits)
             dropped = p
             if rules.dropout is not None:
-                keep = tiles.kept(rules.dropout, here, head, i0, j0, FIXED)
-                grad_p = tl.where(keep, grad_p * rules.dropout.kept_scale, 0.0)
-                dropped = tl.where(keep, p * rules.dropout.kept_scale, 0.0)
+                kept = tiles.kept(
+                    rules.dropout, here, head, i0, j0, rules.dropout.kept_scale, FIXED
+                )
+                grad_p *= kept
+                dropped = p * kept
             grad_logits = p * (grad_p - dot[None, :])
             grad_v = tl.dot(dropped.to(grad.dtype), grad, grad_v, input_precision=FIXED.PRECISION)
             grad_k = tl.dot(grad_logits.to(q.dtype), q, grad_k, input_precision=FIXED.PRECISION)

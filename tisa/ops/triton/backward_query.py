@@ -118,8 +118,10 @@ def query_gradient(
             else:
                 p = tl.exp2(logits + (edge - own.norm)[:, None])
             if rules.dropout is not None:
-                keep = tiles.kept(rules.dropout, here, here.head, i0, j0, FIXED)
-                grad_p = tl.where(keep, grad_p * rules.dropout.kept_scale, 0.0)
+                kept = tiles.kept(
+                    rules.dropout, here, here.head, i0, j0, rules.dropout.kept_scale, FIXED
+                )
+                grad_p *= kept
             grad_logits = p * (grad_p - own.dot[:, None])
             if grad_query is not None:
                 total = tl.dot(grad_logits.to(k.dtype), k, total, input_precision=FIXED.PRECISION)

@@ -76,7 +76,7 @@ def forward_kernel(
             total = total * shrink[:, None]
             peak = new_peak
             if rules.dropout is not None:
-                p = tl.where(tiles.kept(rules.dropout, here, here.head, i0, j0, FIXED), p, 0.0)
+                p *= tiles.kept(rules.dropout, here, here.head, i0, j0, 1.0, FIXED)
             v = tl.reshape(value.load(at), [BLOCK_N, VALUE_DIM])
             total = tl.dot(p.to(v.dtype), v, total, input_precision=FIXED.PRECISION)
 

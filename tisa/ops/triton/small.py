@@ -73,9 +73,9 @@ def small_kernel(
         grad_p = tl.dot(grad, tl.trans(v))
         dropped = p
         if rules.dropout is not None:
-            keep = tiles.kept(rules.dropout, here, head, 0, 0, FIXED)
-            grad_p = tl.where(keep, grad_p * rules.dropout.kept_scale, 0.0)
-            dropped = tl.where(keep, p * rules.dropout.kept_scale, 0.0)
+            kept = tiles.kept(rules.dropout, here, head, 0, 0, rules.dropout.kept_scale, FIXED)
+            grad_p *= kept
+            dropped = p * kept
         grad_v = tl.dot(tl.trans(dropped.to(grad.dtype)), grad)
         grad_logits = p * (grad_p - dot[:, None])
         total += grad_logits

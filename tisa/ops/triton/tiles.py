@@ -363,15 +363,21 @@ def _mixed(x):
 
 
 @triton.jit
-def kept(dropout, place, head, i0, j0, FIXED: tl.constexpr):
-    """Return which weights of a tile are kept: `ops.dropout.kept`, number for number."""
+def kept(dropout, place, head, i0, j0, factor, FIXED: tl.constexpr):
+    """Return the factor for weights of a tile that are kept, 0 for the others: `ops.dropout.kept`.
+
+    Number for number. To multiply by it takes half the instructions of choosing in half precision.
+    """
     state = _mixed((tl.load(dropout.seed) + place.batch).to(tl.uint32))
     state = _mixed(state ^ _mixed(head.to(tl.uint32)))
     i = (place.token + i0 + tl.arange(0, FIXED.BLOCK_M)).to(tl.uint32)
-    j = (place.token + j0 + tl.arange(0, FIXED.BLOCK_N)).to(tl.uint32) * 0x9E3779B1
-    row = _mixed(state ^ _mixed(i))
+    j = (place.token + j0 + tl.arange(0, FIXED.BLOCK_N)).to(tl.uint32) * 0x85EBCA6B
+    row = state + i * 0x9E3779B1
+    row = (row ^ (row >> 16)) * 0x7FEB352D
     if FIXED.KEYS_FIRST:
-        drawn = _mixed(row[None, :] ^ j[:, None])
+        drawn = row[None, :] ^ j[:, None]
     else:
-        drawn = _mixed(row[:, None] ^ j[None, :])
-    return (drawn & 0x7FFFFFFF).to(tl.int32) >= dropout.threshold
+        drawn = row[:, None] ^ j[None, :]
+    drawn = drawn * 0x7FEB352D
+    drawn = (drawn ^ (drawn >> 15)) * 0x846CA68B
+    return tl.where(drawn >= tl.cast(dropout.threshold, tl.uint32) * 2, factor, 0.0)
