@@ -314,3 +314,48 @@ def test_a_failed_read_is_told_with_the_file_and_a_remedy(tmp_path, monkeypatch)
     ):
         with pytest.raises(OSError, match=rf"/{name}: could not be read \(Input/output error\);"):
             read(tmp_path / name)
+
+
+def saved_anew(folder, files, **options):
+    with store.renewed(folder, mark="mark", **options) as out:
+        for name, content in files.items():
+            (out / name).write_text(content)
+
+
+def test_a_folder_that_is_written_anew_gives_way_in_one_step(tmp_path):
+    folder = tmp_path / "model"
+    saved_anew(folder, {"mark": "", "weights": "one", "card": "as written"})
+    (folder / "card").write_text("as edited")
+    (folder / "old-1.part").write_text("one")
+    (folder / "runs").mkdir()
+    (folder / "runs/old-1.part").write_text("of a run")
+
+    def half_way():
+        with store.renewed(folder, mark="mark", first=("card",)) as out:
+            assert (out / "card").read_text() == "as edited"
+            (out / "weights").write_text("two")
+            assert (folder / "weights").read_text() == "one"
+            raise RuntimeError("half-way")
+
+    with pytest.raises(RuntimeError, match="half-way"):
+        half_way()
+    assert (folder / "weights").read_text() == "one"
+    saved_anew(folder, {"mark": "", "weights": "two"}, first=("card",), stale=("old-*.part",))
+    found = {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*.*")}
+    assert found == {"runs/old-1.part": "of a run"}
+    assert [(folder / name).read_text() for name in ("weights", "card")] == ["two", "as edited"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_somebody_else_s_folder_is_written_in_place(tmp_path, monkeypatch):
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "notes").write_text("mine")
+    number = folder.stat().st_ino
+    saved_anew(folder, {"mark": ""})
+    assert (folder / "notes").read_text() == "mine"
+    assert folder.stat().st_ino == number
+    # Now it is ours, but somebody stands in it.
+    monkeypatch.chdir(folder)
+    saved_anew(folder, {"weights": "one"})
+    assert folder.stat().st_ino == number

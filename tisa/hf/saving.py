@@ -22,11 +22,13 @@ from tisa.hf.registry import (
 )
 from tisa.hf.sentence import copy_sentence_files, sentence_folder
 from tisa.positions import Given
-from tisa.store import alone
+from tisa.store import MANIFEST, renewed
 from tisa.weights import Checkpoint, read_checkpoint
 
 # Of what `from_pretrained` takes: how the hub's copy is found.
 HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download")
+# Of a model that another one takes the place of.
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "*.index.json")
 
 
 def load_stock(
@@ -116,11 +118,12 @@ def save(
 ) -> None:
     """Save a converted model, its tokenizer, and what makes a sentence encoder of `beside`.
 
-    `beside` is the folder or hub name that the model came from.
+    `beside` is the folder or hub name that the model came from. A model that was saved there before
+    is there until this one is whole; its card, and what else lies there, is kept.
     """
-    out = Path(folder)
-    with alone(out):
-        _save(model, out, tokenizer, sentence_folder(beside) if beside else None)
+    origin = sentence_folder(beside) if beside else None
+    with renewed(folder, mark=MANIFEST, first=("README.md",), stale=WEIGHTS) as out:
+        _save(model, out, tokenizer, origin)
 
 
 def _save(model: PreTrainedModel, out: Path, tokenizer: Any, origin: Path | None) -> None:

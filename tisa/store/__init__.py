@@ -21,6 +21,7 @@ from tisa.store.files import (
     new_folder,
     only_writer,
     own_folder,
+    renewed,
     told,
     write_bytes,
     write_text,
@@ -47,5 +48,5 @@ from tisa.store.seals import (
 __all__ = ["CODE", "MANIFEST", "Damaged", "Lines", "Manifest", "alone", "check_folder",
            "check_new_folder", "finish_folder", "is_unused", "locked", "make_folder",
            "manifest_of", "new_file", "new_folder", "only_writer", "opened", "own_folder",
-           "read_bytes", "read_json", "seal_folder", "sealed", "tensors_digest", "told",
+           "read_bytes", "read_json", "renewed", "seal_folder", "sealed", "tensors_digest", "told",
            "write_bytes", "write_files", "write_json", "write_sealed", "write_text"]  # fmt: skip

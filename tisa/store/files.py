@@ -91,6 +91,44 @@ def new_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
+def renewed(
+    path: str | Path, *, mark: str, first: Sequence[str] = (), stale: Sequence[str] = ()
+) -> Iterator[Path]:
+    """Yield where to write a folder anew: beside its name, which it then gets in one step.
+
+    A folder of that name in which the file `mark` lies gives way. What the new one has no file of
+    is carried over: files `first` before anything is written, others afterwards, none that match
+    `stale`. Somebody else's folder, a mounted one and the working directory are written in place.
+    """
+    path = Path(path).resolve()
+    fixed = path.is_dir() and (os.path.ismount(path) or Path.cwd().is_relative_to(path))
+    if fixed or not (is_unused(path) or (path / mark).is_file()):
+        with alone(path):
+            yield path
+        return
+    with new_folder(path, replace=True) as fresh:
+        _carry_over(path, fresh, [path / name for name in first])
+        yield fresh
+        _carry_over(path, fresh, [
+            part for part in path.rglob("*")
+            if part.parent != path or not any(part.match(name) for name in stale)
+        ])  # fmt: skip
+
+
+def _carry_over(path: Path, fresh: Path, parts: Sequence[Path]) -> None:
+    for part in parts:
+        here = fresh / part.relative_to(path)
+        if not part.is_file() or here.exists() or part.name.endswith((LOCK, LOCK + HOLDER)):
+            continue
+        here.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # Nobody writes to it any more under its old name; it may be large.
+            os.link(part, here, follow_symlinks=False)
+        except OSError:
+            shutil.copy2(part, here, follow_symlinks=False)
+
+
+@contextmanager
 def alone(path: str | Path) -> Iterator[None]:
     """Keep other processes from making a folder of that name; the lock lies beside it.
 

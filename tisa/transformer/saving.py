@@ -12,6 +12,7 @@ from tisa.store import (
     MANIFEST,
     Damaged,
     check_folder,
+    renewed,
     seal_folder,
     write_bytes,
     write_text,
@@ -37,7 +38,7 @@ MODELS: dict[str, type[Transformer] | type[LanguageModel]] = {
 
 
 def save(model: nn.Module, folder: str | Path) -> None:
-    """Write a model's weights and its config into a folder, each file whole or not at all.
+    """Write a model's weights and its config into a folder, whole or not at all.
 
     It is a `Transformer` or a `LanguageModel`; of a compiled one, what was compiled is written.
     """
@@ -48,7 +49,6 @@ def save(model: nn.Module, folder: str | Path) -> None:
             f"model must be a {' or a '.join(MODELS)} itself, which `load` knows, got "
             f"{type(model).__name__}; pass it without what is around it"
         )
-    folder = Path(folder)
     written = {
         "format": FORMAT,
         "model": type(model).__name__,
@@ -60,10 +60,11 @@ def save(model: nn.Module, folder: str | Path) -> None:
         name.replace(f"{COMPILED}.", ""): value.detach().contiguous()
         for name, value in model.state_dict().items()
     }
-    write_bytes(folder / WEIGHTS, safetensors.save(state, metadata={"format": "pt"}))
-    write_text(folder / CONFIG, json.dumps(written, indent=2) + "\n")
-    # Last: until then the one of before says that the folder is not whole.
-    seal_folder(folder, KIND, {"model": written["model"]}, (WEIGHTS, CONFIG))
+    with renewed(folder, mark=MANIFEST) as out:
+        write_bytes(out / WEIGHTS, safetensors.save(state, metadata={"format": "pt"}))
+        write_text(out / CONFIG, json.dumps(written, indent=2) + "\n")
+        # Last: where a folder is written in place, the one of before says that it is not whole.
+        seal_folder(out, KIND, {"model": written["model"]}, (WEIGHTS, CONFIG))
 
 
 def load(
