@@ -470,7 +470,8 @@ def test_large_scores_give_no_nan(backend, dtype):
     qkv = [torch.randn(1, 2, 33, 16).to(dtype).requires_grad_() for _ in range(3)]
     for height in (300.0, 1e5, -1e5):
         vector = (torch.rand(2, 65) * height).requires_grad_()
-        for options in ({}, {"is_causal": True}, {"window": 3}):
+        of_keys = {"key_scores": torch.rand(1, 2, 33) * height}
+        for options in ({}, {"is_causal": True}, {"window": 3}, of_keys):
             out = tisa.attention(*qkv, vector, backend=backend, **options)
             assert torch.isfinite(out).all()
             for gradient in torch.autograd.grad(out.sum(), [*qkv, vector]):
@@ -487,12 +488,16 @@ def test_strides_do_not_matter(backend):
         yield torch.randn(1, shape[1], 1, shape[3]).expand(*shape)
 
     wide = torch.randn(17, 4)
+    for_keys = [torch.randn(2, 9, 4).transpose(1, 2), torch.randn(2, 4, 18)[..., ::2],
+                torch.randn(4, 1).expand(2, 4, 9)]  # fmt: skip
     for query in laid_out(2, 4, 9, 8):
-        for key in laid_out(2, 2, 9, 8):
-            tensors = [query, key, key * 2, wide.T]
+        for number, key in enumerate(laid_out(2, 2, 9, 8)):
+            tensors, scores = [query, key, key * 2, wide.T], for_keys[number % 3]
             contiguous = [t.contiguous() for t in tensors]
-            found = tisa.attention(*tensors, enable_gqa=True, backend=backend)
-            expected = tisa.attention(*contiguous, enable_gqa=True, backend="reference")
+            found = tisa.attention(*tensors, key_scores=scores, enable_gqa=True, backend=backend)
+            expected = tisa.attention(
+                *contiguous, key_scores=scores.contiguous(), enable_gqa=True, backend="reference"
+            )
             torch.testing.assert_close(found, expected)
 
 
@@ -516,16 +521,20 @@ def test_autocast_casts_as_sdpa_does(backend, dtype):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_only_what_is_needed_gets_a_gradient(backend):
     tensors = [torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4)]
-    tensors.append(torch.randn(2, 11))
-    for chosen in range(4):
+    tensors += [torch.randn(2, 11), torch.randn(1, 2, 6)]
+
+    def loss(name, *inputs, key_scores):
+        return tisa.attention(*inputs, key_scores=key_scores, backend=name).square().sum()
+
+    for chosen in range(5):
         inputs = [t.clone().requires_grad_(i == chosen) for i, t in enumerate(tensors)]
         whole = [t.clone().requires_grad_() for t in tensors]
         (found,) = torch.autograd.grad(
-            tisa.attention(*inputs, backend=backend).square().sum(), inputs[chosen]
+            loss(backend, *inputs[:4], key_scores=inputs[4]), inputs[chosen]
         )
-        expected = torch.autograd.grad(
-            tisa.attention(*whole, backend="reference").square().sum(), whole
-        )[chosen]
+        expected = torch.autograd.grad(loss("reference", *whole[:4], key_scores=whole[4]), whole)[
+            chosen
+        ]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -533,8 +542,8 @@ def test_only_what_is_needed_gets_a_gradient(backend):
 def test_the_same_result_every_time(backend):
     results = []
     for _ in range(3):
-        results.append(gradients(Case("", 261, 261, options={"is_causal": True}), backend,
-                                 torch.float32))  # fmt: skip
+        case = Case("", 261, 261, key_scores="gates", options={"is_causal": True})
+        results.append(gradients(case, backend, torch.float32))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 

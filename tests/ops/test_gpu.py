@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tisa
-from cases import CASES, Case
+from cases import CASES, KEYED, Case, leaves
 
 pytestmark = [
     pytest.mark.unchecked,
@@ -29,13 +29,16 @@ def results(case, backend, device, dtype):
         x.detach().to(case.rounding).to(device, dtype).requires_grad_() for x in (query, key, value)
     ]
     options = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+    if "key_scores" in options:
+        exact = torch.promote_types(dtype, torch.float32)
+        options["key_scores"] = options["key_scores"].detach().float().to(exact).requires_grad_()
     if scoring is not None:
         scoring = case.make_scoring().to(device)
         if dtype == torch.float64:
             scoring.double()
     out = case.call(backend, qkv, scoring, options)
     upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
-    wanted = [*qkv, *(scoring.parameters() if scoring is not None else ())]
+    wanted = leaves(qkv, scoring, options)
     gradients = torch.autograd.grad(out, wanted, upstream.to(device, out.dtype))
     return [x.detach().double().cpu() for x in (out, *gradients)]
 
@@ -45,7 +48,7 @@ def wide(case):
     return Case(**vars(case) | {"dim": 16, "value_dim": 16})
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *KEYED], ids=lambda case: case.name)
 @pytest.mark.parametrize(
     ("backend", "dtype"),
     [
