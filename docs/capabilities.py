@@ -17,8 +17,8 @@ from tisa.ops.validation import checked_call
 
 BACKENDS = ("reference", "chunked", "sdpa", "flex", "triton")
 CALL = dict(
-    attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=True, cu_seqlens=None,
-    max_seqlen=None, query_start=None, window=None, band=None, return_lse=False,
+    attn_mask=None, key_scores=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=True,
+    cu_seqlens=None, max_seqlen=None, query_start=None, window=None, band=None, return_lse=False,
 )  # fmt: skip
 
 
@@ -43,6 +43,10 @@ def features():
     yield "causal, sliding window", call(is_causal=True, window=(8, None))
     yield "padding mask", replace(call(), attn_mask=tensor(2, 1, 1, 32, dtype=torch.bool))
     yield "gradient of a mask", replace(call(), attn_mask=tensor(1, 1, 32, 32, grad=True))
+    yield (
+        "a score for each key, trained",
+        call(key_scores=tensor(2, 4, 32, dtype=torch.float32, grad=True)),
+    )
     yield "grouped heads", call(heads=2)
     yield "dropout", call(dropout_p=0.1)
     ends = tensor(3, dtype=torch.int32)

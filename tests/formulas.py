@@ -74,11 +74,12 @@ def near_far(a, b, c, before, after, rate, k):
 
 
 def attention(
-    q, k, v, f=None, *, mask=None, causal=False, scale=None, start=None, window=(None, None)
-):
+    q, k, v, f=None, *, mask=None, key_scores=None, causal=False, scale=None, start=None,
+    window=(None, None),
+):  # fmt: skip
     """Return output and log-sum-exp of one batch element and one head, row by row.
 
-    `f` is a function of the offset key − query.
+    `f` is a function of the offset key − query; `key_scores` has a number for each key.
     """
     queries, keys = len(q), len(k)
     scale = 1 / math.sqrt(q.shape[1]) if scale is None else scale
@@ -92,6 +93,7 @@ def attention(
             hidden |= window[0] is not None and offset < -window[0]
             hidden |= window[1] is not None and offset > window[1]
             bias = 0.0 if f is None else f(offset)
+            bias += 0.0 if key_scores is None else float(key_scores[j])
             if mask is not None:
                 if mask.dtype == bool:
                     hidden |= not mask[i, j]

@@ -137,6 +137,7 @@ class Trial:
             .amax()
             .sqrt(),
             "dmask": squares.amax().sqrt(),
+            "dkey_scores": squares.sum(-2).amax().sqrt(),
             "output": (weights @ value.abs()).amax(),
             "dvalue": (weights.transpose(-1, -2) @ upstream.abs()).amax(),
         }
@@ -158,8 +159,10 @@ class Trial:
         if backend == "ring":
             length = leaves["query"].shape[2]
             ring = Ring(length, balanced=length % 2 == 0)
-            return {"output": ring_attention(*inputs, ring, **options)}
-        found = tisa.attention(*inputs, attn_mask=leaves.get("mask"), backend=backend, **options)
+            found = ring_attention(*inputs, ring, key_scores=leaves.get("key_scores"), **options)
+            return {"output": found}
+        options |= {"attn_mask": leaves.get("mask"), "key_scores": leaves.get("key_scores")}
+        found = tisa.attention(*inputs, backend=backend, **options)
         if isinstance(found, tuple):
             return {"output": found[0], "lse": found[1]}
         return {"output": found}
@@ -206,14 +209,16 @@ class Trial:
         return ("right" if worst <= 1 else "wrong"), worst, why
 
     def cancelling(self) -> float:
-        """Return how large scores are to which a mask is added: one of 1e4 and −1e4 leave nothing.
+        """Return how large scores are to which others are added: one of 1e4 and −1e4 leave nothing.
 
-        Nobody promises in which order the product, the score and the mask are summed.
+        Nobody promises in which order the product, the scores and the mask are summed.
         """
-        scores, mask = (self.call.tensors.get(name) for name in ("scores", "mask"))
-        if scores is None or mask is None or mask.dtype == torch.bool:
+        scores, of_keys, mask = (self.call.tensors.get(n) for n in ("scores", "key_scores", "mask"))
+        mask = None if mask is not None and mask.dtype == torch.bool else mask
+        given = [x for x in (scores, of_keys) if x is not None]
+        if len(given) + (mask is not None) < 2:
             return 0.0
-        return float(scores.masked_fill(scores.isinf(), 0.0).abs().max())
+        return max(float(x.masked_fill(x.isinf(), 0.0).abs().max()) for x in given)
 
     def ratio(self, name: str, found: Tensor, exact: Tensor, plain: Tensor, more: float) -> float:
         """Return the error of a result over what is allowed."""
@@ -258,7 +263,8 @@ class Trial:
             torch.manual_seed(number)
             found = tisa.attention(
                 *(leaves.get(name) for name in ("query", "key", "value", "scores")),
-                attn_mask=leaves.get("mask"), backend=backend, **call.options,
+                attn_mask=leaves.get("mask"), key_scores=leaves.get("key_scores"),
+                backend=backend, **call.options,
             )  # fmt: skip
             found = found[0] if isinstance(found, tuple) else found
             total = total + found.double()

@@ -39,7 +39,10 @@ class Drawn:
     @property
     def plain(self) -> bool:
         """Whether nothing but a causal mask is added to the logits: PyTorch's own attention."""
-        added = {"scores", "mask", "window", "cu_seqlens"} & {*self.tensors, *self.options}
+        added = {"scores", "key_scores", "mask", "window", "cu_seqlens"} & {
+            *self.tensors,
+            *self.options,
+        }
         return not added
 
 
@@ -87,6 +90,9 @@ class _Draw:
             self.wanted = [name for name in names[:4] if chance.random() < 0.5]
         if wanted != "none" and chance.random() < 0.3:
             self.wanted.append("mask")
+        self.has_key_scores = chance.random() < 0.3
+        if wanted == "all" or (wanted == "some" and chance.random() < 0.5):
+            self.wanted.append("key_scores")
 
     def call(self) -> Drawn:
         """Draw the rest."""
@@ -106,6 +112,8 @@ class _Draw:
         options |= self.rules(queries, keys)
         if self.mask is not None and not self.packed:
             tensors["mask"] = self.masked((batch, self.heads, queries, keys))
+        if self.has_key_scores:
+            tensors["key_scores"] = self.key_scores(batch, total if self.packed else keys)
         rows = (total, self.heads) if self.packed else (batch, self.heads, total)
         drawn = Drawn(
             number=self.number,
@@ -188,6 +196,32 @@ class _Draw:
             self.tags.append("strided scores")
             scores = laid(scores, "every second")
         return scores
+
+    def key_scores(self, batch: int, keys: int) -> Tensor:
+        """Return a score for each key: any numbers, or sums of gates, which grow."""
+        chance = self.own
+        of_keys = self.normal(batch, self.heads, keys)
+        if chance.random() < 0.5:
+            of_keys = torch.nn.functional.softplus(of_keys).cumsum(-1)
+            self.tags.append("gates")
+        else:
+            of_keys = of_keys * chance.choice((0.1, 3.0, 30.0, 1e3))
+        if chance.random() < 0.2:
+            of_keys[:, :, :: chance.randint(1, 5)] = -torch.inf
+            self.tags.append("key scores of −inf")
+        wide = torch.promote_types(self.dtype, torch.float32)
+        of_keys = of_keys.to(wide).to(self.device)
+        if self.packed:
+            of_keys = of_keys[0].T if chance.random() < 0.5 else of_keys[0].T.contiguous()
+        ways = ("plain", "plain", "plain", "sliced", "every second", "expanded")
+        way = chance.choice(ways)
+        if way == "expanded" and chance.random() < 0.5:
+            # The same for all heads.
+            self.tags.append("key scores: one for all heads")
+            one = of_keys[:, :1]
+            return one.expand(of_keys.shape)
+        self.tags.append(f"key scores: {way}")
+        return laid(of_keys, way)
 
     def rules(self, queries: int, keys: int) -> dict[str, Any]:
         """Return the arguments that are numbers."""
@@ -281,6 +315,7 @@ class _Draw:
             "window": self.windowed,
             "band": self.has_band,
             "no scores": not self.has_scores,
+            "key scores": self.has_key_scores,
             "query_start": isinstance(start, int),
             "static cache": isinstance(start, Tensor),
             "bool mask": mask is not None and mask.dtype == torch.bool,
@@ -301,7 +336,8 @@ class _Draw:
         """Make the call one that everybody must refuse."""
         options, tensors = drawn.options, drawn.tensors
         ways = ["is_causal", "return_lse", "enable_gqa", "dropout_p", "window", "key", "scale"]
-        ways += [name for name in ("scores", "mask", "band") if name in {**tensors, **options}]
+        named = ("scores", "mask", "band", "key_scores")
+        ways += [name for name in named if name in {**tensors, **options}]
         way = drawn.invalid = self.own.choice(ways)
         if way in ("is_causal", "return_lse", "enable_gqa"):
             options[way] = self.own.choice(("no", 1, None))
@@ -313,7 +349,7 @@ class _Draw:
             options[way] = (-1, None)
         elif way == "band":
             options[way] = options[way].long()
-        elif way == "scores":
+        elif way in ("scores", "key_scores"):
             tensors[way] = tensors[way][:, :-1]
         elif way == "mask":
             tensors[way] = tensors[way][..., None, None]

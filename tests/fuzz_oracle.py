@@ -39,6 +39,11 @@ def oracle(call: Drawn, leaves: Results, kept: Tensor | None, *, rounded: bool =
         scores = leaves["scores"].gather(1, entry.flatten(1)).view(1, heads, queries, keys)
         hidden = hidden | (scores == -torch.inf)
         added = added + scores.masked_fill(hidden, 0.0)
+    if "key_scores" in leaves:
+        of_keys = leaves["key_scores"]
+        of_keys = of_keys.T[None] if "cu_seqlens" in options else of_keys
+        hidden = hidden | (of_keys == -torch.inf)[:, :, None]
+        added = added + of_keys[:, :, None].masked_fill(hidden, 0.0)
     if "mask" in leaves:
         mask = leaves["mask"]
         if mask.dtype == torch.bool:

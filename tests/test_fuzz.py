@@ -34,7 +34,7 @@ def test_every_backend_is_right_over_all_arguments(capsys):
         "packed", "grouped heads", "queries ≠ keys", "causal", "window", "band", "no scores",
         "query_start", "static cache", "bool mask", "added mask", "gradient of a mask", "dropout",
         "log-sum-exp", "negative scale", "odd width", "scores of 1e4", "scores of −inf",
-        "mask of finfo.min", "no gradients",
+        "mask of finfo.min", "no gradients", "key scores", "gates", "key scores of −inf",
     } <= seen  # fmt: skip
 
 
@@ -49,6 +49,7 @@ FAULTS = {
     "dropout": lambda options: options | {"dropout_p": 0.3},
     "query_start": lambda options: options | {"query_start": options["query_start"] + 1},
     "packed": lambda options: options | {"cu_seqlens": options["cu_seqlens"].clamp_max(3)},
+    "key scores": without("key_scores"),
     "negative scale": lambda options: options | {"scale": -options["scale"]},
 }
 
@@ -71,7 +72,9 @@ def test_a_fault_is_found(fault, monkeypatch):
     tried = []
     for number in range(0, 400 * ALIKE, ALIKE):
         call = draw(5, number, device="cpu", dtypes=("bfloat16",), longest=60)
-        if tag in call.tags and call.invalid is None and "scale 0" not in call.tags:
+        # Scores of keys make a query see few of them, and hide so small a fault.
+        alone = fault != "gradient" or "key scores" not in call.tags
+        if tag in call.tags and alone and call.invalid is None and "scale 0" not in call.tags:
             outcome, _, _ = fuzz.Trial(call).judge("reference")
             if outcome == "wrong":
                 return

@@ -23,6 +23,7 @@ class Case:
     scores: bool = True
     options: dict[str, Any] = field(default_factory=dict)
     mask: str | None = None
+    key_scores: str | None = None
     # What the drawn numbers are rounded to before anybody sees them.
     rounding: torch.dtype = torch.float64
 
@@ -44,6 +45,10 @@ class Case:
             options["enable_gqa"] = True
         if self.mask is not None:
             options["attn_mask"] = self.make_mask(generator).to(device)
+        if self.key_scores is not None:
+            exact = torch.promote_types(dtype, torch.float32)
+            drawn = self.make_key_scores(generator).to(device=device, dtype=exact)
+            options["key_scores"] = drawn.requires_grad_()
         return qkv, self.make_scoring().to(device, dtype) if self.scores else None, options
 
     def make_mask(self, generator):
@@ -77,6 +82,23 @@ class Case:
                 return torch.zeros(1, 1, 1, k, dtype=torch.bool)
         raise AssertionError(self.mask)
 
+    def make_key_scores(self, generator):
+        drawn = torch.randn(
+            self.batch, self.heads, self.keys, generator=generator, dtype=torch.float64
+        )
+        match self.key_scores:
+            case "drawn":
+                return drawn
+            case "gates":
+                return -torch.nn.functional.logsigmoid(drawn).cumsum(-1)
+            case "large":
+                return drawn * 1e3
+            case "with -inf":
+                drawn[..., ::3] = -torch.inf
+                drawn[0, 0] = -torch.inf
+                return drawn
+        raise AssertionError(self.key_scores)
+
     def make_scoring(self):
         scoring = tisa.TISA(self.heads, 3)
         generator = torch.Generator().manual_seed(2)
@@ -92,6 +114,12 @@ class Case:
             start = options.get("query_start")
             vector = scoring(self.queries, self.keys, query_start=start)
         return tisa.attention(*qkv, vector, backend=backend, **options)
+
+
+def leaves(qkv, scoring, options):
+    """Return all to which a gradient comes back."""
+    found = [*qkv, *(scoring.parameters() if scoring is not None else ())]
+    return [*found, options["key_scores"]] if "key_scores" in options else found
 
 
 CASES = [
@@ -139,6 +167,32 @@ CASES = [
 ]  # fmt: skip
 
 
+# With a score for each key.
+KEYED = [
+    Case("key scores", key_scores="drawn"),
+    Case("key scores alone", 4, 7, scores=False, key_scores="drawn"),
+    Case("gates, no scores, causal", scores=False, key_scores="gates", options={"is_causal": True}),
+    Case("gates, grouped heads, window, fewer queries", 5, 11, key_heads=2, key_scores="gates",
+         options={"window": (6, 2)}),
+    Case("large key scores, one key head, causal, more queries: blind rows", 11, 4, key_heads=1,
+         key_scores="large", options={"is_causal": True}),
+    Case("key scores of -inf, causal: blind rows", key_scores="with -inf",
+         options={"is_causal": True}),
+    Case("key scores of -inf, dense mask", 7, 9, key_scores="with -inf", mask="dense"),
+    Case("key scores, float mask", 9, 11, key_heads=2, key_scores="drawn",
+         mask="float with the lowest"),
+    Case("key scores, one query, one key", 1, 1, key_scores="drawn"),
+    Case("gates, one query, long cache", 1, 300, batch=1, heads=2, key_heads=1, key_scores="gates",
+         options={"is_causal": True}),
+    Case("gates, static cache, start on the device", 3, 20, key_scores="gates",
+         options={"is_causal": True, "query_start": torch.tensor(6)}),
+    Case("key scores over several blocks", 261, 150, batch=1, heads=2, key_heads=1,
+         key_scores="drawn"),
+    Case("gates over several blocks, causal", 261, 261, heads=1, key_heads=1, key_scores="gates",
+         options={"is_causal": True}),
+]  # fmt: skip
+
+
 def hidden_two_ways(backend, dtype, mask_dtype):
     """Return results with keys hidden by False and by the lowest number of a mask's dtype."""
     qkv, scoring, _ = Case("", 6, 7).make(dtype)
@@ -159,4 +213,6 @@ EMPTY = [
     Case("no keys", 5, 0),
     Case("nothing at all", 0, 0),
     Case("no keys, causal, masked", 5, 0, options={"is_causal": True}, mask="right padding"),
+    Case("no keys that have scores", 5, 0, key_scores="drawn"),
+    Case("no queries, keys that have scores", 0, 5, key_scores="drawn"),
 ]

@@ -24,7 +24,7 @@ def summed(tensor):
     return total
 
 
-def operator(is_causal, balanced, key_heads, banded, dtype):
+def operator(is_causal, balanced, key_heads, banded, dtype, keyed=False):
     torch.manual_seed(0)
     scoring = tisa.TISA(4)
     for p in scoring.parameters():
@@ -34,16 +34,20 @@ def operator(is_causal, balanced, key_heads, banded, dtype):
     ring = Ring(LENGTH, balanced=balanced)
     band = scoring.support(1e-6) if banded else None
     how = dict(is_causal=is_causal, enable_gqa=key_heads != 4, band=band)
+    if keyed:
+        whole.append(-torch.randn(2, 4, LENGTH, dtype=dtype).sigmoid().log().cumsum(-1))
     mine = [ring.shard(x, 2).requires_grad_() for x in whole]
     whole = [x.requires_grad_() for x in whole]
-    expected = tisa.attention(*whole, scoring(LENGTH), **how)
+    of_keys = {"key_scores": whole[3]} if keyed else {}
+    expected = tisa.attention(*whole[:3], scoring(LENGTH), **how, **of_keys)
     (expected * weight).sum().backward()
     wanted = {name: p.grad.clone() for name, p in scoring.named_parameters()}
     scoring.zero_grad()
-    found = ring_attention(*mine, scoring(LENGTH), ring, **how)
+    of_keys = {"key_scores": mine[3]} if keyed else {}
+    found = ring_attention(*mine[:3], scoring(LENGTH), ring, **how, **of_keys)
     close(found, ring.shard(expected, 2), "output")
     (found * ring.shard(weight, 2)).sum().backward()
-    for name, a, b in zip("qkv", mine, whole, strict=True):
+    for name, a, b in zip((*"qkv", "key scores")[: len(mine)], mine, whole, strict=True):
         close(a.grad, ring.shard(b.grad, 2), name)
     for name, p in scoring.named_parameters():
         close(summed(p.grad), wanted[name], name)
@@ -106,6 +110,12 @@ def refusals():
         (lambda: ring.shard(part, 2), "24 tokens along dim 2"),
         (lambda: ring_attention(part[..., 1:, :], part, part, None, ring), "query must be"),
         (lambda: ring_attention(part, part, part, torch.zeros(2, 23), ring), "whole sequence, 47"),
+        (
+            lambda: ring_attention(
+                part, part, part, None, ring, key_scores=torch.zeros(1, 2, LENGTH)
+            ),
+            "key_scores must be",
+        ),
         (lambda: shaw(ids, ring=ring), "cannot be used with a ring"),
         (lambda: shaw(ids, ring=ring, attention_mask=ids), "attention_mask must be None"),
     ):
@@ -119,7 +129,8 @@ def main():
     for is_causal, balanced in itertools.product((False, True), repeat=2):
         operator(is_causal, balanced, 4, False, torch.float32)
     operator(True, True, 2, True, torch.float32)
-    operator(False, False, 4, False, torch.float64)
+    operator(False, False, 4, False, torch.float64, keyed=True)
+    operator(True, True, 2, False, torch.float32, keyed=True)
     for position, is_causal in (("tisa", False), ("rotary", True), ("near-far", True),
                                 ("absolute", False), ("t5", True)):  # fmt: skip
         model(position, is_causal, balanced=is_causal)

@@ -22,6 +22,13 @@ RULE = {
     "no scores, causal, negative scale": ("chunked", {"is_causal": True, "scale": -0.3}, False),
     "no scores, causal, scale 0": ("chunked", {"is_causal": True, "scale": 0}, False),
     "no scores, negative scale": ("sdpa", {"scale": -0.3}, False),
+    "scores of keys": ("chunked", {"key_scores": torch.zeros(1, 2, 5)}, False),
+    "scores of keys and offsets": ("chunked", {"key_scores": torch.zeros(1, 2, 5)}, True),
+    "scores of keys, causal, log-sum-exp": (
+        "chunked",
+        {"key_scores": torch.zeros(1, 2, 5), "is_causal": True, "return_lse": True},
+        False,
+    ),
     "a mask's gradient": ("chunked", {"attn_mask": torch.zeros(5, 5).requires_grad_()}, True),
 }
 
@@ -51,6 +58,11 @@ def test_what_auto_takes_on_an_accelerator(length, dtype, expected, monkeypatch)
     qkv = [meta(1, 1, length, 4, dtype=dtype)] * 3
     tisa.attention(*qkv, meta(1, 2 * length - 1))
     assert choose_backend(calls[0]) == expected
+    # Scores of keys make the dense bias each sequence's own.
+    for batch, backend in ((1, expected), (2, "chunked" if length > 11_585 else expected)):
+        qkv = [meta(batch, 1, length, 4, dtype=dtype)] * 3
+        tisa.attention(*qkv, key_scores=meta(batch, 1, length))
+        assert choose_backend(calls[-1]) == backend
 
 
 def test_what_auto_takes_on_a_gpu(monkeypatch):

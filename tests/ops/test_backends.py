@@ -7,11 +7,12 @@ import torch
 import formulas
 import tisa
 from budget import assert_within_budget, eager
-from cases import CASES, EMPTY, Case, hidden_two_ways
+from cases import CASES, EMPTY, KEYED, Case, hidden_two_ways, leaves
 from tisa.ops import blocks
 
 # FlexAttention has no float64 and no gradients on the CPU: test_flex.py has what it can do here.
 BACKENDS = ["reference", "chunked", "sdpa"]
+ALL = [*CASES, *KEYED]
 
 
 def named(cases):
@@ -42,6 +43,9 @@ def by_formula(case, qkv, scoring, options):
                 value[b, g],
                 f,
                 mask=None if mask is None else mask[b, h],
+                key_scores=options["key_scores"][b, h].tolist()
+                if "key_scores" in options
+                else None,
                 causal=options.get("is_causal", False),
                 scale=options.get("scale"),
                 start=None if start is None else int(start),
@@ -50,7 +54,7 @@ def by_formula(case, qkv, scoring, options):
     return torch.from_numpy(out), torch.from_numpy(lse)
 
 
-@named([case for case in CASES if case.queries * case.keys < 5000])
+@named([case for case in ALL if case.queries * case.keys < 5000])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_values_equal_the_formula(backend, case):
     qkv, scoring, options = case.make()
@@ -69,7 +73,7 @@ def gradients(case, backend, dtype=torch.float64, **more):
     found = case.call(backend, qkv, scoring, options | more)
     outputs = found if isinstance(found, tuple) else (found,)
     generator = torch.Generator().manual_seed(3)
-    wanted = [*qkv, *(scoring.parameters() if scoring is not None else ())]
+    wanted = leaves(qkv, scoring, options)
     upstream = [torch.randn(o.shape, generator=generator).to(o.dtype) for o in outputs]
     # The log-sum-exp of a query that sees nothing is −inf: nothing flows through it.
     total = sum(
@@ -79,7 +83,7 @@ def gradients(case, backend, dtype=torch.float64, **more):
     return [*outputs, *torch.autograd.grad(total, wanted)]
 
 
-@named(CASES)
+@named(ALL)
 @pytest.mark.parametrize("backend", ["chunked", "sdpa"])
 def test_gradients_equal_the_reference(backend, case):
     expected, found = gradients(case, "reference"), gradients(case, backend)
@@ -205,7 +209,7 @@ def test_sdpa_keeps_the_scores_that_count(dtype, start):
     assert (found.double() - exact).abs().max() < 0.03
 
 
-@named(CASES)
+@named(ALL)
 def test_gradients_through_the_log_sum_exp(case):
     expected = gradients(case, "reference", return_lse=True)
     found = gradients(case, "chunked", return_lse=True)
@@ -214,7 +218,7 @@ def test_gradients_through_the_log_sum_exp(case):
         assert not a.isnan().any()
 
 
-SMALL = [case for case in CASES if case.queries * case.keys < 130]
+SMALL = [case for case in ALL if case.queries * case.keys < 130]
 
 
 @named(SMALL)
@@ -226,8 +230,22 @@ def test_gradcheck(backend, case):
     if scoring is not None:
         start = options.get("query_start")
         vector = (scoring(case.queries, case.keys, query_start=start).detach().requires_grad_(),)
-    run = lambda *tensors: tisa.attention(*tensors, backend=backend, **options)  # noqa: E731
-    assert torch.autograd.gradcheck(run, (*qkv, *vector), fast_mode=True)
+    for_keys = options.pop("key_scores", None)
+
+    def run(for_keys, *tensors):
+        return tisa.attention(*tensors, key_scores=for_keys, backend=backend, **options)
+
+    if for_keys is None:
+        assert torch.autograd.gradcheck(run, (None, *qkv, *vector), fast_mode=True)
+        return
+    # What is −inf has no derivative to be measured.
+    scored = torch.isfinite(for_keys.detach())
+    given = for_keys.detach().masked_fill(~scored, 0.0).requires_grad_()
+
+    def hiding(given, *tensors):
+        return run(torch.where(scored, given, -torch.inf), *tensors)
+
+    assert torch.autograd.gradcheck(hiding, (given, *qkv, *vector), fast_mode=True)
 
 
 def test_gradcheck_of_every_scoring_function_through_every_backend():
@@ -266,7 +284,7 @@ def test_empty_inputs(backend, case):
     assert found.shape == (case.batch, case.heads, case.queries, case.value_dim)
     assert (found == 0).all()
     found.sum().backward()
-    for tensor in (*qkv, *scoring.parameters()):
+    for tensor in leaves(qkv, scoring, options):
         assert tensor.grad is not None
         assert (tensor.grad == 0).all()
 
@@ -300,29 +318,36 @@ def test_error_budget(backend, dtype, size, height):
     assert found[4].dtype == torch.float32
 
 
-@named([case for case in CASES if case.batch * case.queries * case.keys < 50_000])
+@named([case for case in ALL if case.batch * case.queries * case.keys < 50_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", ["chunked", "sdpa"])
 def test_error_budget_of_every_case(backend, dtype, case):
     """In the model's precision, against eager code that is given the bias ready-made."""
     drawn, scoring, options = case.make()
-    qkv = [x.detach().to(dtype) for x in drawn]
-    vector = None
+    tensors = dict(zip(("query", "key", "value"), (x.to(dtype) for x in drawn), strict=True))
+    tensors["offset_scores"] = None
     if scoring is not None:
-        vector = scoring.float()(case.queries, case.keys, query_start=options.get("query_start"))
+        tensors["offset_scores"] = scoring.float()(
+            case.queries, case.keys, query_start=options.get("query_start")
+        )
+    if "key_scores" in options:
+        tensors["key_scores"] = options.pop("key_scores").float()
 
-    def run(function, tensors, vector):
-        leaves = [t.detach().clone().requires_grad_() for t in tensors]
-        if vector is not None:
-            leaves.append(vector.detach().clone().requires_grad_())
-        out = function(*leaves)
+    def run(function, exact=False):
+        leaves = {
+            name: (t.detach().double() if exact else t.detach().clone()).requires_grad_()
+            for name, t in tensors.items()
+            if t is not None
+        }
+        out = function(**leaves)
         upstream = torch.linspace(-1, 1, out.numel()).view_as(out).to(out.dtype)
-        return [out, *torch.autograd.grad(out, leaves, upstream)]
+        return [out, *torch.autograd.grad(out, list(leaves.values()), upstream)]
 
-    def masked_eager(query, key, value, vector=None):
+    def masked_eager(query, key, value, offset_scores=None, key_scores=None):
         group = case.heads // case.key_heads
         key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
-        return eager(query, key, value, vector, scale=options.get("scale"), mask=mask)
+        added = mask if key_scores is None else mask + key_scores.unsqueeze(2)
+        return eager(query, key, value, offset_scores, scale=options.get("scale"), mask=added)
 
     # What may be seen, and float masks, read off the formula's side of the options.
     start = options.get("query_start", case.keys - case.queries)
@@ -340,11 +365,10 @@ def test_error_budget_of_every_case(backend, dtype, case):
     if "attn_mask" in options:
         given = options["attn_mask"]
         mask = mask.masked_fill(~given, -torch.inf) if given.dtype == torch.bool else mask + given
-    operator = lambda name: lambda *t: tisa.attention(*t, backend=name, **options)  # noqa: E731
-    doubled = [x.double() for x in qkv]
-    exact = run(operator("reference"), doubled, None if vector is None else vector.double())
-    plain = run(masked_eager, qkv, vector)
-    found = run(operator(backend), qkv, vector)
+    operator = lambda name: lambda **t: tisa.attention(**t, backend=name, **options)  # noqa: E731
+    exact = run(operator("reference"), exact=True)
+    plain = run(masked_eager)
+    found = run(operator(backend))
     for got, true, simple in zip(found, exact, plain, strict=True):
         assert_within_budget(got, true, simple)
 
@@ -446,7 +470,8 @@ def test_large_scores_give_no_nan(backend, dtype):
     qkv = [torch.randn(1, 2, 33, 16).to(dtype).requires_grad_() for _ in range(3)]
     for height in (300.0, 1e5, -1e5):
         vector = (torch.rand(2, 65) * height).requires_grad_()
-        for options in ({}, {"is_causal": True}, {"window": 3}):
+        of_keys = {"key_scores": torch.rand(1, 2, 33) * height}
+        for options in ({}, {"is_causal": True}, {"window": 3}, of_keys):
             out = tisa.attention(*qkv, vector, backend=backend, **options)
             assert torch.isfinite(out).all()
             for gradient in torch.autograd.grad(out.sum(), [*qkv, vector]):
@@ -463,12 +488,16 @@ def test_strides_do_not_matter(backend):
         yield torch.randn(1, shape[1], 1, shape[3]).expand(*shape)
 
     wide = torch.randn(17, 4)
+    for_keys = [torch.randn(2, 9, 4).transpose(1, 2), torch.randn(2, 4, 18)[..., ::2],
+                torch.randn(4, 1).expand(2, 4, 9)]  # fmt: skip
     for query in laid_out(2, 4, 9, 8):
-        for key in laid_out(2, 2, 9, 8):
-            tensors = [query, key, key * 2, wide.T]
+        for number, key in enumerate(laid_out(2, 2, 9, 8)):
+            tensors, scores = [query, key, key * 2, wide.T], for_keys[number % 3]
             contiguous = [t.contiguous() for t in tensors]
-            found = tisa.attention(*tensors, enable_gqa=True, backend=backend)
-            expected = tisa.attention(*contiguous, enable_gqa=True, backend="reference")
+            found = tisa.attention(*tensors, key_scores=scores, enable_gqa=True, backend=backend)
+            expected = tisa.attention(
+                *contiguous, key_scores=scores.contiguous(), enable_gqa=True, backend="reference"
+            )
             torch.testing.assert_close(found, expected)
 
 
@@ -492,16 +521,20 @@ def test_autocast_casts_as_sdpa_does(backend, dtype):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_only_what_is_needed_gets_a_gradient(backend):
     tensors = [torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4)]
-    tensors.append(torch.randn(2, 11))
-    for chosen in range(4):
+    tensors += [torch.randn(2, 11), torch.randn(1, 2, 6)]
+
+    def loss(name, *inputs, key_scores):
+        return tisa.attention(*inputs, key_scores=key_scores, backend=name).square().sum()
+
+    for chosen in range(5):
         inputs = [t.clone().requires_grad_(i == chosen) for i, t in enumerate(tensors)]
         whole = [t.clone().requires_grad_() for t in tensors]
         (found,) = torch.autograd.grad(
-            tisa.attention(*inputs, backend=backend).square().sum(), inputs[chosen]
+            loss(backend, *inputs[:4], key_scores=inputs[4]), inputs[chosen]
         )
-        expected = torch.autograd.grad(
-            tisa.attention(*whole, backend="reference").square().sum(), whole
-        )[chosen]
+        expected = torch.autograd.grad(loss("reference", *whole[:4], key_scores=whole[4]), whole)[
+            chosen
+        ]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -509,8 +542,8 @@ def test_only_what_is_needed_gets_a_gradient(backend):
 def test_the_same_result_every_time(backend):
     results = []
     for _ in range(3):
-        results.append(gradients(Case("", 261, 261, options={"is_causal": True}), backend,
-                                 torch.float32))  # fmt: skip
+        case = Case("", 261, 261, key_scores="gates", options={"is_causal": True})
+        results.append(gradients(case, backend, torch.float32))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 

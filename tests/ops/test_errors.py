@@ -102,6 +102,29 @@ WRONG = {
     "negative dropout": (good(dropout_p=-0.1), "dropout_p"),
     "backend": (good(backend="flash"), "backend", "reference, chunked, sdpa, flex", "'flash'"),
     "window": (good(window=-1), "window", "None means without limit"),
+    "key scores of other keys": (
+        good(key_scores=torch.zeros(2, 4, 5)), "key_scores", "(batch, heads, keys) = (2, 4, 7)",
+        "(2, 4, 5)", "expand",
+    ),
+    "key scores of one sequence for all": (
+        good(key_scores=torch.zeros(1, 4, 7)), "key_scores", "(2, 4, 7)", "(1, 4, 7)",
+    ),
+    "key scores of the key's heads": (
+        good(key=torch.randn(2, 2, 7, 8), value=torch.randn(2, 2, 7, 8), enable_gqa=True,
+             key_scores=torch.zeros(2, 2, 7)),
+        "key_scores", "(2, 4, 7)", "the query's heads", "(2, 2, 7)",
+    ),
+    "key scores with a batch axis beside a pack": (
+        packed(key_scores=torch.zeros(1, 7, 4)), "key_scores", "(total, heads) = (7, 4)",
+    ),
+    "half key scores": (good(key_scores=torch.zeros(2, 4, 7).half()), "key_scores", "float32"),
+    "integer key scores": (
+        good(key_scores=torch.zeros(2, 4, 7).int()), "key_scores", "float32", "int32",
+    ),
+    "float64 key scores": (good(key_scores=torch.zeros(2, 4, 7).double()), "key_scores", "float64"),
+    "key scores elsewhere": (
+        good(key_scores=torch.zeros(2, 4, 7, device="meta")), "key_scores", "device", "meta",
+    ),
     "half a window": (good(window=(2, -3)), "window"),
     "band shape": (good(band=torch.zeros(2, 4, **ints)), "band", "(4, 2)", "support(eps)"),
     "band dtype": (good(band=torch.zeros(4, 2)), "band", "int32"),
@@ -150,6 +173,7 @@ OF_THE_WRONG_TYPE = {
     ),
     "array": (good(query=np.ones((2, 4, 5, 8))), "query", "ndarray", "torch.as_tensor"),
     "list": (good(attn_mask=[[True]]), "attn_mask", "list"),
+    "a list of key scores": (good(key_scores=[1.0]), "key_scores", "list"),
     "tuple": (packed(cu_seqlens=(0, 3, 7)), "cu_seqlens", "tuple"),
     "half a place": (good(query_start=1.5), "query_start", "1.5"),
     "half a place for a scoring function": (
@@ -215,6 +239,7 @@ def asking(tensor):
         ("flex", good(dropout_p=0.1), "dropout"),
         ("flex", good(query=asking(torch.randn(2, 4, 5, 8))), "no gradients on the CPU"),
         ("flex", good(offset_scores=asking(torch.randn(4, 11))), "no gradients on the CPU"),
+        ("flex", good(key_scores=asking(torch.randn(2, 4, 7))), "no gradients on the CPU"),
         ("flex", good(return_lse=True), "log-sum-exp on the CPU"),
         ("flex", {k: v.double() for k, v in good().items()}, "float64"),
     ],

@@ -7,7 +7,7 @@ import torch
 
 import tisa
 from budget import assert_within_budget, eager
-from cases import CASES, Case
+from cases import CASES, KEYED, Case
 
 pytestmark = [
     pytest.mark.unchecked,
@@ -45,7 +45,7 @@ def test_more_lengths_than_dynamo_likes():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *KEYED], ids=lambda case: case.name)
 def test_every_case(case):
     check(case)
 
@@ -66,7 +66,7 @@ def test_packed():
     scoring = tisa.TISA(4)
     ends = torch.tensor([0, 9, 9, 30, 33], dtype=torch.int32)
     qkv = [torch.randn(35, 4, 16) for _ in range(3)]
-    for causal in (False, True):
+    for causal, key_scores in ((False, None), (True, None), (True, torch.randn(35, 4))):
         with torch.no_grad():
             found, expected = (
                 tisa.attention(
@@ -75,6 +75,7 @@ def test_packed():
                     cu_seqlens=ends,
                     max_seqlen=21,
                     is_causal=causal,
+                    key_scores=key_scores,
                     backend=backend,
                 )
                 for backend in ("flex", "reference")

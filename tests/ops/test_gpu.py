@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tisa
-from cases import CASES, Case
+from cases import CASES, KEYED, Case, leaves
 
 pytestmark = [
     pytest.mark.unchecked,
@@ -29,13 +29,16 @@ def results(case, backend, device, dtype):
         x.detach().to(case.rounding).to(device, dtype).requires_grad_() for x in (query, key, value)
     ]
     options = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+    if "key_scores" in options:
+        exact = torch.promote_types(dtype, torch.float32)
+        options["key_scores"] = options["key_scores"].detach().float().to(exact).requires_grad_()
     if scoring is not None:
         scoring = case.make_scoring().to(device)
         if dtype == torch.float64:
             scoring.double()
     out = case.call(backend, qkv, scoring, options)
     upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
-    wanted = [*qkv, *(scoring.parameters() if scoring is not None else ())]
+    wanted = leaves(qkv, scoring, options)
     gradients = torch.autograd.grad(out, wanted, upstream.to(device, out.dtype))
     return [x.detach().double().cpu() for x in (out, *gradients)]
 
@@ -45,7 +48,7 @@ def wide(case):
     return Case(**vars(case) | {"dim": 16, "value_dim": 16})
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *KEYED], ids=lambda case: case.name)
 @pytest.mark.parametrize(
     ("backend", "dtype"),
     [
@@ -101,9 +104,13 @@ def test_nothing_waits_for_the_device(backend):
     qkv, scoring = small()
     qkv = [x.requires_grad_() for x in qkv]
     start = torch.tensor(0, device="cuda")
+    of_keys = {"key_scores": torch.randn(2, 4, 200, device="cuda").requires_grad_()}
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for options in ({}, {"is_causal": True}, {"query_start": start, "is_causal": True}):
+        for options in (
+            {}, {"is_causal": True}, {"query_start": start, "is_causal": True}, of_keys,
+            {"is_causal": True, **of_keys},
+        ):  # fmt: skip
             vector = scoring(200, query_start=options.get("query_start"))
             out = tisa.attention(
                 *qkv, vector, band=scoring.support(1e-3), backend=backend, **options
@@ -167,14 +174,19 @@ def test_compiled_dropout_drops_what_eager_dropout_drops(backend):
 
 @pytest.mark.parametrize("backend", ["chunked", "triton"])
 @pytest.mark.parametrize("length", [100, 1000])
-def test_bit_identical_over_runs(backend, length):
+@pytest.mark.parametrize("keyed", [False, True], ids=["", "key scores"])
+def test_bit_identical_over_runs(backend, length, keyed):
     qkv, scoring = small(length=length)
-    qkv = [x.requires_grad_() for x in qkv]
+    leaves = [x.requires_grad_() for x in qkv]
+    if keyed:
+        leaves.append(torch.rand(2, 4, length, device="cuda").cumsum(-1).requires_grad_())
 
     def run():
-        band = scoring.band(torch.bfloat16)
-        out = tisa.attention(*qkv, scoring(length), band=band, backend=backend)
-        return [out, *torch.autograd.grad(out.sum(), [*qkv, *scoring.parameters()])]
+        out = tisa.attention(
+            *qkv, scoring(length), band=scoring.band(torch.bfloat16), backend=backend,
+            key_scores=leaves[3] if keyed else None,
+        )  # fmt: skip
+        return [out, *torch.autograd.grad(out.sum(), [*leaves, *scoring.parameters()])]
 
     first = run()
     for _ in range(10):
@@ -203,6 +215,29 @@ def test_packed_batches_are_checked_on_the_device():
     }
     for backend in BACKENDS[1:]:
         torch.testing.assert_close(found[backend], found["reference"], rtol=3e-3, atol=3e-3)
+
+
+@pytest.mark.parametrize("scored", [True, False], ids=["", "no offset scores"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_packed_with_scores_of_keys(backend, scored):
+    torch.compiler.reset()
+    lengths, results = (40, 0, 73, 1), []
+    ends = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    drawn = [torch.randn(120, heads, 32) for heads in (4, 2, 2)]
+    drawn += [torch.randn(120, 4).sigmoid().log().neg().cumsum(0), torch.randn(4, 149)]
+    for device, dtype, name in (("cpu", torch.float64, "reference"), ("cuda", None, backend)):
+        leaves = [x.detach().to(device, dtype or torch.float32).requires_grad_() for x in drawn]
+        out = tisa.attention(
+            *leaves[:3], leaves[4] if scored else None, key_scores=leaves[3], is_causal=True,
+            cu_seqlens=ends.to(device), max_seqlen=75, enable_gqa=True, backend=name,
+        )  # fmt: skip
+        upstream = torch.linspace(-1, 1, out.numel()).view_as(out).to(out)
+        wanted = leaves if scored else leaves[:4]
+        found = [out, *torch.autograd.grad(out, wanted, upstream)]
+        results.append([x.detach().double().cpu() for x in found])
+    for got, want in zip(results[1], results[0], strict=True):
+        # FlexAttention multiplies float32 in tf32.
+        assert (got - want).norm() <= (5e-3 if backend == "flex" else 2e-5) * want.norm()
 
 
 def test_wrong_ends_stop_the_device():

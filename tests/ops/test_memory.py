@@ -31,11 +31,14 @@ def test_no_tensor_of_n_squared(length, heads, options):
     # The body of the operator, below autograd: a dispatch mode does not see into an operator.
     query, key, value = (torch.randn(1, heads, length, 8) for _ in range(3))
     vector = tisa.TISA(heads)(length).detach()
-    rest = (None, None, None, 0, 0, None, 0 if options else None, 0.3, 0.0)
+    # Scores of keys in one of the two.
+    for_keys = torch.randn(1, heads, length) if options else None
+    rest = (None, for_keys, None, None, 0, 0, None, 0 if options else None, 0.3, 0.0)
     with Largest() as largest:
         output, _, norms = chunked._forward._init_fn(query, key, value, vector, *rest)
         grads = (torch.ones_like(output), torch.zeros(1, heads, length), norms)
-        chunked._backward._init_fn(*grads, query, key, value, vector, *rest, [True] * 4 + [False])
+        needs = [*[True] * 4, False, bool(options)]
+        chunked._backward._init_fn(*grads, query, key, value, vector, *rest, needs)
     # A block, its padding included; n² alone would be 16 million for one head of 4,096.
     assert largest.elements <= max(2 * 2**20, 260 * (length + 260), heads * length * 16)
     assert largest.elements < heads * length**2 / 10
@@ -46,7 +49,7 @@ def test_grouped_heads_keep_to_the_block(heads, key_heads):
     tensors = [torch.randn(1, h, n, 8) for h, n in ((heads, 300), (key_heads, 4096),
                                                     (key_heads, 4096))]  # fmt: skip
     vector = torch.randn(heads, 4395)
-    rest = (None, None, None, 0, 0, None, None, 0.3, 0.0)
+    rest = (None, None, None, None, 0, 0, None, None, 0.3, 0.0)
     with Largest() as largest:
         chunked._forward._init_fn(*tensors, vector, *rest)
     assert largest.elements <= 1.1 * 2**20

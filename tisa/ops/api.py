@@ -26,6 +26,9 @@ def attention(
     offset_scores: Float[Tensor, "heads span"] | Scoring | None = None,
     *,
     attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    key_scores: Float[Tensor, "*batch_heads keys"]
+    | Float[Tensor, "*batch_heads queries"]
+    | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
@@ -38,7 +41,7 @@ def attention(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return softmax(q·kᵀ·scale + f(key − query) + mask) · v, in the query's dtype.
+    """Return softmax(q·kᵀ·scale + f(key − query) + c(key) + mask) · v, in the query's dtype.
 
     The layout is that of PyTorch's scaled_dot_product_attention, (batch, heads, length, dim).
     A query that may look at no key gets zeros. Keys and values must be finite also where nobody may
@@ -57,6 +60,10 @@ def attention(
             broadcastable to (batch, heads, queries, keys). False, −inf and the lowest number
             of the mask's dtype (`torch.finfo(dtype).min`, which model libraries write for "hidden")
             hide a key; a query whose keys all have the same other number sees them all alike.
+        key_scores: a score for each key, float32, added to every logit of that key: (batch, heads,
+            keys) with the query's heads, or (total, heads) packed. −inf for a key that nobody may
+            look at. The gates of the Forgetting Transformer are one: the negative cumulative sums
+            of their logarithms, as a query's own sum cancels in the softmax.
         dropout_p: share of the attention weights that is dropped; pass 0 in evaluation.
         is_causal: hide keys after the query; with fewer queries than keys the last query sees all
             (bottom-right), as with a cache.
@@ -87,7 +94,8 @@ def attention(
             ask=None if not _in_cpp() else _backend("triton").ask,
         )  # fmt: skip
     # Nothing else has a `repeat`; on a CPU that would be lost time, unless Triton is interpreted.
-    if cu_seqlens is None and (backend == "triton" or (backend == "auto" and _on_gpu(query))):
+    repeatable = cu_seqlens is None and key_scores is None
+    if repeatable and (backend == "triton" or (backend == "auto" and _on_gpu(query))):
         told = (
             query, key, value, offset_scores, band, attn_mask,
             dropout_p, is_causal, scale, enable_gqa, max_seqlen, query_start, window, return_lse,
@@ -106,6 +114,7 @@ def attention(
         value,
         offset_scores,
         attn_mask=attn_mask,
+        key_scores=key_scores,
         dropout_p=dropout_p,
         is_causal=is_causal,
         scale=scale,

@@ -66,6 +66,7 @@ class Blocks:
     value: Tensor
     vector: Tensor | None
     mask: Tensor | None
+    key_scores: Tensor | None
     seed: Tensor | None
     first_token: int
     # Position of the first query; None where only the device knows it: no key is left out then, and
@@ -84,7 +85,8 @@ class Blocks:
         self.key_lanes = self.key.to(self.dtype).flatten(0, 1)
         self.value_lanes = self.value.to(self.dtype).flatten(0, 1)
         self.scratch: dict[str, Tensor] = {}
-        self.are_small = self.vector is not None and small(self.vector)
+        given = [x for x in (self.vector, self.key_scores) if x is not None]
+        self.are_small = bool(given) and all(map(small, given))
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks, those without any key left out."""
@@ -151,17 +153,17 @@ class Blocks:
         lanes = self.space("logits", query.shape[0], query.shape[1], keys)
         logits = lanes.view(block.b1 - block.b0, -1, rows, keys)
         columns = self.keys_of(self.key_lanes, block).transpose(1, 2)
-        if self.vector is None:
-            torch.bmm(query, columns, out=lanes)
-        else:
-            heads = self.heads_of(self.vector, block)
-            scores = block_view(heads, self.queries, (block.i0, block.i1), (block.j0, block.j1))
-            if self.are_small:
-                # The product is added to the scores: one pass over the block less.
-                logits.copy_(scores)
-                lanes.baddbmm_(query, columns)
+        added = self.added(block)
+        if self.are_small:
+            # The product is added to the scores: one pass over the block less.
+            if len(added) == 1:
+                logits.copy_(added[0])
             else:
-                torch.bmm(query, columns, out=lanes)
+                torch.add(*added, out=logits)
+            lanes.baddbmm_(query, columns)
+        else:
+            torch.bmm(query, columns, out=lanes)
+            for scores in added:
                 logits += scores
         if self.mask is not None:
             part = self.mask_of(self.mask, block).flip(2)
@@ -170,6 +172,22 @@ class Blocks:
             else:
                 logits += hiding(part, self.dtype)
         return logits
+
+    def added(self, block: Block) -> list[Tensor]:
+        """Return the scores of offsets and those of keys, as far as there are any: views."""
+        found = []
+        if self.vector is not None:
+            heads = self.heads_of(self.vector, block)
+            sides = (block.i0, block.i1), (block.j0, block.j1)
+            found.append(block_view(heads, self.queries, *sides))
+        if self.key_scores is not None:
+            found.append(self.columns_of(self.key_scores, block).unsqueeze(2))
+        return found
+
+    def columns_of(self, key_scores: Tensor, block: Block) -> Tensor:
+        """Return a block's part of a (batch, heads, keys) tensor: a view."""
+        heads = slice(block.h0 * self.group, block.h1 * self.group)
+        return key_scores[block.b0 : block.b1, heads, block.j0 : block.j1]
 
     def mask_of(self, mask: Tensor, block: Block) -> Tensor:
         """Return a block's part of a mask, whose axes may be 1 long: a view."""
@@ -231,11 +249,12 @@ class Blocks:
         grad_value: Tensor | None,
         grad_vector: Tensor | None,
         grad_mask: Tensor | None,
+        grad_key_scores: Tensor | None,
     ) -> None:
         """Fill those gradients that are not None."""
         key_total = torch.zeros_like(self.key_lanes) if grad_key is not None else None
         value_total = torch.zeros_like(self.value_lanes) if grad_value is not None else None
-        by_logits = (grad_query, grad_key, grad_vector, grad_mask)
+        by_logits = (grad_query, grad_key, grad_vector, grad_mask, grad_key_scores)
         logits_wanted = any(g is not None for g in by_logits)
         for block in self.blocks():
             query = self.lanes(self.rows(self.query, block)) * self.scale
@@ -273,6 +292,9 @@ class Blocks:
             if grad_mask is not None:
                 part = self.mask_of(grad_mask, block)
                 part += by_logit.flip(2).sum_to_size(part.shape)
+            if grad_key_scores is not None:
+                columns = self.columns_of(grad_key_scores, block)
+                columns += by_logit.sum(2)
             by_logit = padded.view(*query.shape[:2], keys + rows)[..., :keys]
             if key_total is not None:
                 self.keys_of(key_total, block).baddbmm_(by_logit.transpose(1, 2), query)

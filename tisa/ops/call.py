@@ -29,6 +29,7 @@ class Call:
     band: Int32[Tensor, "heads 2"] | None
     # Four axes, each the full length or 1.
     attn_mask: Bool[Tensor, "b h q k"] | Float[Tensor, "b h q k"] | None
+    key_scores: Float[Tensor, "batch heads keys"] | Float[Tensor, "total heads"] | None
     dropout_p: float
     is_causal: bool
     window: Window
@@ -72,7 +73,8 @@ class Call:
     def biased(self) -> bool:
         """Whether anything but a causal mask is added to the logits."""
         windowed = self.window != (None, None)
-        return self.scores is not None or self.attn_mask is not None or self.packed or windowed
+        added = (self.scores, self.attn_mask, self.key_scores)
+        return any(x is not None for x in added) or self.packed or windowed
 
     @property
     def dtype(self) -> torch.dtype:
@@ -124,6 +126,10 @@ class Call:
             vector = recentred(vector, self.max_seqlen, queries)
             logits = to_matrix(vector, queries, queries).unsqueeze(0)
             logits = logits.masked_fill(~self.same_sequence(), -torch.inf)
+        if self.key_scores is not None:
+            columns = self.key_scores.T.unsqueeze(0) if self.packed else self.key_scores
+            columns = columns.to(self.dtype).unsqueeze(2)
+            logits = columns if logits is None else logits + columns
         if self.attn_mask is None:
             return logits
         if logits is None:

@@ -29,14 +29,19 @@ def refuses(call: Call) -> str | None:
     return None
 
 
+# How many of the inputs below are tensors, and to how many of these a gradient may come back.
+TENSORS, GRADIENTS = 8, 6
+
+
 class _Inputs(NamedTuple):
-    """The inputs of the operators: seven tensors, six numbers."""
+    """The inputs of the operators: tensors, then numbers."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     vector: Tensor | None
     mask: Tensor | None
+    key_scores: Tensor | None
     seed: Tensor | None
     cu_seqlens: Tensor | None
     max_seqlen: int
@@ -63,6 +68,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         call.value,
         call.offset_logits(),
         call.attn_mask,
+        None if call.key_scores is None else call.key_scores.to(call.dtype),
         dropout_seed(call.query) if call.dropout_p > 0 else None,
         call.cu_seqlens,
         call.max_seqlen,
@@ -88,7 +94,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 @torch.library.custom_op(
     "tisa::chunked_backward",
     mutates_args=(),
-    schema=schema_of(5, _Upstream, _Inputs, needs=list[bool]),
+    schema=schema_of(GRADIENTS, _Upstream, _Inputs, needs=list[bool]),
 )
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     (grad_output, grad_lse, norms), inputs = _Upstream(*arguments[:3]), _Inputs(*arguments[3:-1])
@@ -98,7 +104,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
         # The log-sum-exp of a blind query is −inf: whatever comes back through it goes nowhere.
         grad_lse = grad_lse.masked_fill(norms[..., 1] == 0, 0.0)
         for part in _sequences(inputs):
-            cuts = (part.cut, part.cut, part.cut, part.cut_vector, _whole)
+            cuts = (part.cut, part.cut, part.cut, part.cut_vector, _whole, part.cut)
             wanted = [
                 cut(gradient) if need else None
                 for cut, gradient, need in zip(cuts, gradients, needs, strict=True)
@@ -133,7 +139,8 @@ def _new_gradients(inputs: _Inputs, needs: list[bool]) -> tuple[Tensor, ...]:
         )
         return like.new_zeros(like.shape, dtype=dtype)
 
-    return tuple(map(zeros, inputs[:5], needs))
+    given = (inputs.query, inputs.key, inputs.value, inputs.vector, inputs.mask, inputs.key_scores)
+    return tuple(map(zeros, given, needs))
 
 
 @_forward.register_fake
@@ -148,19 +155,19 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[2], *inputs[:7])
-    ctx.rest = inputs[7:]
+    ctx.save_for_backward(output[2], *inputs[:TENSORS])
+    ctx.rest = inputs[TENSORS:]
 
 
 def _differentiate(
     ctx: Any, grad_output: Tensor, grad_lse: Tensor, _: Tensor
 ) -> tuple[Tensor | None, ...]:
-    needs = [bool(need) for need in ctx.needs_input_grad[:5]]
+    needs = [bool(need) for need in ctx.needs_input_grad[:GRADIENTS]]
     gradients = _backward(grad_output, grad_lse, *ctx.saved_tensors, *ctx.rest, needs)
     if needs[4]:
-        gradients = (*gradients[:4], gradients[4].to(ctx.saved_tensors[5].dtype))
+        gradients = (*gradients[:4], gradients[4].to(ctx.saved_tensors[5].dtype), *gradients[5:])
     wanted = [g if need else None for g, need in zip(gradients, needs, strict=True)]
-    return (*wanted, *[None] * 8)
+    return (*wanted, *[None] * (len(_Inputs._fields) - GRADIENTS))
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
@@ -198,6 +205,7 @@ class _Part:
             value=self.cut(inputs.value),
             vector=self.cut_vector(inputs.vector),
             mask=inputs.mask,
+            key_scores=None if inputs.key_scores is None else self.cut(inputs.key_scores),
             seed=inputs.seed,
             first_token=self.first_token,
             query_start=self.query_start,

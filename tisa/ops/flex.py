@@ -37,7 +37,7 @@ def refuses(call: Call) -> str | None:
     if needs_gradient(call.attn_mask):
         return "it computes no gradient for attn_mask"
     if device == "cpu":
-        if needs_gradient(call.query, call.key, call.value, call.scores):
+        if needs_gradient(call.query, call.key, call.value, call.scores, call.key_scores):
             return "FlexAttention computes no gradients on the CPU"
         if call.return_lse:
             return "FlexAttention returns no log-sum-exp on the CPU"
@@ -114,7 +114,8 @@ def _compile(dynamic: bool | None) -> Callable[..., Any]:
 
 def _score_mod(call: Call) -> Callable[..., Tensor] | None:
     vector, mask = call.offset_logits(), call.attn_mask
-    if vector is None and mask is None:
+    columns = call.key_scores
+    if vector is None and mask is None and columns is None:
         return None
     if vector is not None:
         vector = vector.expand(call.heads[0], -1).contiguous()
@@ -124,6 +125,9 @@ def _score_mod(call: Call) -> Callable[..., Tensor] | None:
         mask = mask.expand(
             call.query.shape[0], call.heads[0], call.query.shape[2], call.key.shape[2]
         )
+    if columns is not None:
+        columns = columns.T.unsqueeze(0) if call.packed else columns
+        columns = columns.to(call.dtype).contiguous()
     queries: Any = call.lengths[0]
     if call.packed:
         queries, last = (_known(n, call.query.device) for n in (queries, 2 * queries - 2))
@@ -134,6 +138,8 @@ def _score_mod(call: Call) -> Callable[..., Tensor] | None:
             if call.packed:
                 entry = torch.where(entry < 0, 0, torch.where(entry > last, last, entry))
             logit = logit + vector[h, entry]
+        if columns is not None:
+            logit = logit + columns[b, h, j]
         if mask is not None:
             seen = mask[b, h, i, j]
             if mask.dtype == torch.bool:

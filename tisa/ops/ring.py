@@ -109,14 +109,16 @@ def ring_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     band: Int32[Tensor, "heads 2"] | None = None,
+    key_scores: Float[Tensor, "batch heads tokens"] | None = None,
     backend: str = "auto",
 ) -> Float[Tensor, "batch heads tokens value_dim"]:
     """Return `tisa.attention` of the whole sequence for this process's queries.
 
-    Query, key and value are this process's tokens; `offset_scores` spans the whole sequence, what a
-    scoring function returns for `ring.length`. All processes of the ring must call it. The gradient
-    of the scores is this process's share, as that of every other parameter is: add them up (DDP and
-    FSDP do).
+    Query, key, value and `key_scores` are this process's tokens; `offset_scores` spans the whole
+    sequence, what a scoring function returns for `ring.length`. Cumulative sums behind `key_scores`
+    run over the whole sequence too, from process to process. All processes of the ring must call
+    it. The gradient of the offsets' scores is this process's share, as that of every other
+    parameter is: add them up (DDP and FSDP do).
     """
     check_flags("ring_attention", is_causal=is_causal, enable_gqa=enable_gqa)
     tokens = ring.piece * ring.pieces
@@ -126,6 +128,13 @@ def ring_attention(
                 f"ring_attention: {name} must be (batch, heads, {tokens}, dim), this process's "
                 f"tokens, got {tuple(tensor.shape)}; `ring.shard` cuts them out"
             )
+    mine = tuple(query.shape[:3])
+    if key_scores is not None and tuple(key_scores.shape) != mine:
+        raise ValueError(
+            f"ring_attention: key_scores must be (batch, heads, tokens) = {mine}, "
+            f"this process's tokens with the query's heads, got {tuple(key_scores.shape)}; "
+            "`ring.shard` cuts them out"
+        )
     wanted = span(ring.length, ring.length)
     if offset_scores is not None and offset_scores.shape[-1] != wanted:
         raise ValueError(
@@ -140,7 +149,9 @@ def ring_attention(
         offsets = offset_range(ring.length, ring.length, device=offset_scores.device)
         offset_scores = hold_outside(offset_scores, band, offsets)
     how = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "backend": backend}
-    found: Tensor = _RingAttention.apply(query, key, value, offset_scores, band, ring, how)
+    found: Tensor = _RingAttention.apply(
+        query, key, value, offset_scores, key_scores, band, ring, how
+    )
     return found
 
 
@@ -152,6 +163,7 @@ class _RingAttention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         scores: Tensor | None,
+        key_scores: Tensor | None,
         band: Tensor | None,
         ring: Ring,
         how: dict[str, Any],
@@ -159,13 +171,14 @@ class _RingAttention(torch.autograd.Function):
         parts = query.shape[-2] // ring.piece
         outputs: list[Tensor | None] = [None] * parts
         sums: list[Tensor | None] = [None] * parts
-        for owner, (keys, values) in _around(ring, (key, value)):
+        given = (key, value) if key_scores is None else (key, value, key_scores)
+        for owner, visiting in _around(ring, given):
             for a, b, far in _blocks(ring, owner, how["is_causal"]):
-                part, lse = _attend(query, keys, values, scores, band, ring, a, b, far, how)
+                part, lse = _attend(query, visiting, scores, band, ring, a, b, far, how)
                 outputs[a], sums[a] = _joined(outputs[a], sums[a], part.to(lse.dtype), lse)
         whole = torch.cat([o for o in outputs if o is not None], dim=-2).to(query.dtype)
         total = torch.cat([s for s in sums if s is not None], dim=-1)
-        ctx.save_for_backward(query, key, value, scores, band, whole, total)
+        ctx.save_for_backward(query, *given, scores, band, whole, total)
         ctx.ring, ctx.how = ring, how
         return whole
 
@@ -173,49 +186,49 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        query, key, value, scores, band, whole, total = ctx.saved_tensors
+        query, *given, scores, band, whole, total = ctx.saved_tensors
         ring, how, exact = ctx.ring, ctx.how, total.dtype
         by_query = torch.zeros_like(query, dtype=exact)
         by_scores = None if scores is None else torch.zeros_like(scores)
         rows = (gradient.to(exact) * whole.to(exact)).sum(-1)
         moving: tuple[Tensor, ...] = (
-            key.contiguous(),
-            value.contiguous(),
-            key.new_zeros(key.shape, dtype=exact),
-            value.new_zeros(value.shape, dtype=exact),
+            *(x.contiguous() for x in given),
+            *(x.new_zeros(x.shape, dtype=exact) for x in given),
         )
         for turn in range(ring.processes):
-            keys, values, by_key, by_value = moving
+            visiting, by_visiting = moving[: len(given)], moving[len(given) :]
             owner = (ring.rank - turn) % ring.processes
             for a, b, far in _blocks(ring, owner, how["is_causal"]):
-                q, k, v = (t.detach().requires_grad_() for t in (query, keys, values))
+                q, *kv = (t.detach().requires_grad_() for t in (query, *visiting))
                 s = None if scores is None else scores.detach().requires_grad_()
                 with torch.enable_grad():
-                    part, lse = _attend(q, k, v, s, band, ring, a, b, far, how)
+                    part, lse = _attend(q, tuple(kv), s, band, ring, a, b, far, how)
                 here = slice(a * ring.piece, (a + 1) * ring.piece)
                 weight = torch.exp(lse.detach() - total[..., here]).nan_to_num(0.0)
                 by_part = gradient[..., here, :].to(exact) * weight.unsqueeze(-1)
                 by_lse = (by_part * part.detach().to(exact)).sum(-1) - weight * rows[..., here]
                 found = torch.autograd.grad(
                     (part, lse),
-                    (q, k, v) if s is None else (q, k, v, s),
+                    (q, *kv) if s is None else (q, *kv, s),
                     (by_part.to(part.dtype), by_lse),
                 )
                 by_query += found[0]
-                by_key += found[1]
-                by_value += found[2]
+                for total_of, one in zip(by_visiting, found[1:], strict=False):
+                    total_of += one
                 if by_scores is not None:
-                    by_scores += found[3]
+                    by_scores += found[-1]
             # The last time round it brings the gradients home.
             moving = _shifted(ring, moving)
-        results = (by_query.to(query.dtype), moving[2].to(key.dtype), moving[3].to(value.dtype))
-        return (*results, by_scores, None, None, None)
+        home = [x.to(of.dtype) for x, of in zip(moving[len(given) :], given, strict=True)]
+        by_key, by_value, by_key_scores = (*home, None)[:3]
+        return (
+            by_query.to(query.dtype), by_key, by_value, by_scores, by_key_scores, None, None, None
+        )  # fmt: skip
 
 
 def _attend(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    visiting: tuple[Tensor, ...],
     scores: Tensor | None,
     band: Tensor | None,
     ring: Ring,
@@ -226,15 +239,18 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of piece `a` of the queries and piece `b` of the keys.
 
-    `distance` is how much later the queries begin than the keys.
+    `visiting` is keys, values and, if there are any, the scores of keys; `distance` is how much
+    later the queries begin than the keys.
     """
     size = ring.piece
-    some = slice(a * size, (a + 1) * size), slice(b * size, (b + 1) * size)
+    mine, theirs = slice(a * size, (a + 1) * size), slice(b * size, (b + 1) * size)
+    key, value = (x[..., theirs, :] for x in visiting[:2])
+    key_scores = visiting[2][..., theirs] if len(visiting) > 2 else None
     # Offsets of the block: −(size − 1) − distance … size − 1 − distance.
     first = ring.length - 1 - (size - 1) - distance
     cut = None if scores is None else scores[:, first : first + span(size, size)]
     found = attention(
-        query[..., some[0], :], key[..., some[1], :], value[..., some[1], :], cut,
+        query[..., mine, :], key, value, cut, key_scores=key_scores,
         band=None if scores is None else band, query_start=distance, return_lse=True, **how,
     )  # fmt: skip
     assert isinstance(found, tuple)

@@ -39,7 +39,9 @@ def dense_elements(call: Call) -> int:
     if not is_dense(call):
         return 0
     queries, keys = (call.query.shape[0],) * 2 if call.packed else call.lengths
-    return call.heads[0] * queries * keys
+    # The scores of keys are each sequence's own.
+    batch = 1 if call.packed or call.key_scores is None else call.query.shape[0]
+    return batch * call.heads[0] * queries * keys
 
 
 def attend(call: Call) -> tuple[Float[Tensor, "*batch_heads queries value_dim"], None]:

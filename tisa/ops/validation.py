@@ -24,6 +24,7 @@ def checked_call(
     offset_scores: Tensor | None,
     *,
     attn_mask: Tensor | None,
+    key_scores: Tensor | None,
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
@@ -40,7 +41,9 @@ def checked_call(
     check_flags("tisa.attention", is_causal=is_causal, enable_gqa=enable_gqa, return_lse=return_lse)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         _check_tensor(name, tensor, "convert it with torch.as_tensor")
-    for name, optional in (("attn_mask", attn_mask), ("cu_seqlens", cu_seqlens), ("band", band)):
+    tensors = {"attn_mask": attn_mask, "key_scores": key_scores, "cu_seqlens": cu_seqlens,
+               "band": band}  # fmt: skip
+    for name, optional in tensors.items():
         if optional is not None:
             _check_tensor(name, optional, "convert it with torch.as_tensor")
     if offset_scores is not None:
@@ -76,6 +79,7 @@ def checked_call(
         scores=offset_scores,
         band=band,
         attn_mask=None if attn_mask is None else _checked_mask(attn_mask, query, key),
+        key_scores=key_scores,
         dropout_p=float(dropout_p),
         is_causal=is_causal,
         window=_checked_window(window),
@@ -89,6 +93,8 @@ def checked_call(
         _check_scores(offset_scores, call)
     if band is not None:
         _check_band(band, call)
+    if key_scores is not None:
+        _check_key_scores(key_scores, call)
     return call
 
 
@@ -318,14 +324,8 @@ def _check_packing(
 def _check_scores(scores: Tensor, call: Call) -> None:
     queries, keys = call.lengths
     expected = (call.heads[0], span(queries, keys))
-    if not scores.is_floating_point() or scores.dtype not in (torch.float32, call.dtype):
-        wanted = "float32" if call.dtype == torch.float32 else "float32 or float64"
-        refuse(
-            "offset_scores",
-            wanted,
-            scores.dtype,
-            "scoring functions give float32 whatever the model's dtype; do not cast their scores",
-        )
+    remedy = "scoring functions give float32 whatever the model's dtype; do not cast their scores"
+    _check_exact("offset_scores", scores, call, remedy)
     if tuple(scores.shape) != expected:
         lengths = f"max_seqlen {queries}" if call.packed else f"{queries} queries, {keys} keys"
         refuse(
@@ -334,10 +334,34 @@ def _check_scores(scores: Tensor, call: Call) -> None:
             tuple(scores.shape),
             f"compute them with scoring({queries}, {keys})",
         )
-    if scores.device != call.query.device:
+    _check_device("offset_scores", scores, call)
+
+
+def _check_key_scores(key_scores: Tensor, call: Call) -> None:
+    remedy = "take it out of autocast: differences of sums over a sequence need its digits"
+    _check_exact("key_scores", key_scores, call, remedy)
+    layout, expected = "(total, heads)", tuple(call.query.shape[:2])
+    if not call.packed:
+        layout, expected = "(batch, heads, keys)", (*expected, call.key.shape[2])
+    if tuple(key_scores.shape) != expected:
         refuse(
-            "offset_scores", f"on the query's device {call.query.device}", scores.device, "move it"
+            "key_scores",
+            f"of shape {layout} = {expected}, with the query's heads",
+            tuple(key_scores.shape),
+            "expand what is the same for several, key_scores.expand(…)",
         )
+    _check_device("key_scores", key_scores, call)
+
+
+def _check_exact(argument: str, scores: Tensor, call: Call, remedy: str) -> None:
+    if scores.dtype not in (torch.float32, call.dtype):
+        wanted = "float32" if call.dtype == torch.float32 else "float32 or float64"
+        refuse(argument, wanted, scores.dtype, remedy)
+
+
+def _check_device(argument: str, tensor: Tensor, call: Call) -> None:
+    if tensor.device != call.query.device:
+        refuse(argument, f"on the query's device {call.query.device}", tensor.device, "move it")
 
 
 def _check_band(band: Tensor, call: Call) -> None:
@@ -351,5 +375,4 @@ def _check_band(band: Tensor, call: Call) -> None:
             f"{band.dtype} {tuple(band.shape)}",
             "take it from scoring.support(eps)",
         )
-    if band.device != call.query.device:
-        refuse("band", f"on the query's device {call.query.device}", band.device, "move it")
+    _check_device("band", band, call)
