@@ -67,6 +67,8 @@ class Disk:
                 found.flushed = dict(found.names)
         elif step.what == "rename":
             self._put(step.other, self._take(step.path))
+        elif step.what == "link":
+            self._put(step.other, self._at(step.path))
         elif step.what == "exchange":
             one, other = self._take(step.path), self._take(step.other)
             self._put(step.path, other)

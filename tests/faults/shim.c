@@ -347,6 +347,21 @@ int renameat2(int a, const char *from, int b, const char *to, unsigned flags) {
     RENAMED(real(a, from, b, to, flags), a, from, b, to);
 }
 
+#define LINKED(call, from_folder, from, to_folder, to) \
+    char old[PATH_MAX], new[PATH_MAX]; \
+    int ours = named(from_folder, from, old) && named(to_folder, to, new); \
+    if (ours && full()) return -1; \
+    int done = call; \
+    if (!done && ours) note("link", old, new, 0, NULL, 0); \
+    return done
+
+int link(const char *from, const char *to) {
+    REAL(link); LINKED(real(from, to), AT_FDCWD, from, AT_FDCWD, to);
+}
+int linkat(int a, const char *from, int b, const char *to, int flags) {
+    REAL(linkat); LINKED(real(a, from, b, to, flags), a, from, b, to);
+}
+
 #define GONE(call, folder, name) \
     char path[PATH_MAX]; \
     int ours = named(folder, name, path), done = call; \
