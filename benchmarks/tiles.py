@@ -73,7 +73,7 @@ class Case:
     def launches(self, kernel: str) -> list[plan.Launch]:
         """Return the plan of one kernel."""
         problem = Problem(Inputs(
-            self.query, self.key, self.value, self.scores, self.band, None, None, None, None,
+            self.query, self.key, self.value, self.scores, None, self.band, None, None, None, None,
             0, 0, None, 0 if self.causal else None, self.query.shape[-1] ** -0.5, 0.0,
         ))  # fmt: skip
         upstream = Upstream(self.grad, None, self.output, self.statistics)

@@ -54,7 +54,7 @@ class Plan:
     def __init__(self, query, key, value, scores, band, scale: float) -> None:
         queries, keys = query.shape[2], key.shape[2]
         self.problem = problem = Problem(Inputs(
-            query, key, value, scores, band, None, None, None, None, 0, keys - queries, None,
+            query, key, value, scores, None, band, None, None, None, None, 0, keys - queries, None,
             None, scale, 0.0,
         ))  # fmt: skip
         wide = 128 if max(problem.dim, problem.value_dim) > 64 else 64

@@ -107,7 +107,7 @@ class Plan:
         assert scores.is_contiguous()
         assert scale > 0
         self.problem = Problem(Inputs(
-            query, key, value, scores, band, None, None, None, None, 0, keys - queries, None,
+            query, key, value, scores, None, band, None, None, None, None, 0, keys - queries, None,
             0 if causal else None, scale, 0.0,
         ))  # fmt: skip
         self.rows = queries + keys - STEP.value

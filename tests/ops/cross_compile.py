@@ -66,7 +66,7 @@ def compiled(kernel, arguments, capability):
 def planned(
     dtype=torch.bfloat16, dim=64, length=1024, batch=2, heads=4, key_heads=4, queries=None,
     scores=True, band=True, packed=False, mask=None, dropout_p=0.0, window=(None, None),
-    needs=(True, True, True, True),
+    needs=(True, True, True, True), key_scores=False,
 ):  # fmt: skip
     """Return the launches of a call's forward and backward pass (one query: of decoding)."""
 
@@ -79,11 +79,16 @@ def planned(
     query = sequences(queries or length, heads)
     key, value = sequences(length, key_heads), sequences(length, key_heads)
     span = (queries or length) + length - 1
+    of_keys = None
+    if key_scores:
+        shape = (batch * length, heads) if packed else (batch, heads, length)
+        of_keys = problems.loadable_keys(empty(*shape, dtype=torch.float32), packed)
     mask_rows = 1 if mask == "key" else length
     mask_dtype = torch.float32 if mask == "added" else torch.bool
     inputs = Inputs(
         *map(problems.loadable, (query, key, value)),
         empty(heads, span, dtype=torch.float32) if scores else None,
+        of_keys,
         empty(heads, 2, dtype=torch.int32) if scores and band else None,
         None if mask is None else empty(batch, 1, mask_rows, length, dtype=mask_dtype),
         empty(dtype=torch.int32) if dropout_p else None,
@@ -96,7 +101,8 @@ def planned(
         scratch = empty(plan.decode_numbers(problem), dtype=torch.float32)
         return plan.decode(problem, query, statistics, scratch)
     wanted = Gradients(
-        *(x if n else None for x, n in zip((query, key, value, inputs.scores), needs, strict=True))
+        *(x if n else None for x, n in zip((query, key, value, inputs.scores), needs, strict=True)),
+        of_keys if needs[1] else None,
     )
     scratch = empty(
         plan_backward.scratch_numbers(problem, tuple(w is not None for w in wanted)),
@@ -109,6 +115,7 @@ def planned(
     ]
 
 
+GATED = {"key_scores": True, "scores": False, "needs": (True, True, True, False)}
 CALLS = {
     "band": {},
     "no band": {"band": False},
@@ -133,6 +140,22 @@ CALLS = {
     "128 wide, added mask": {"dim": 128, "mask": "added"},
     "256 wide, added mask": {"dim": 256, "mask": "added"},
     "float32, added mask": {"dtype": torch.float32, "mask": "added"},
+    "key scores": {"key_scores": True},
+    "key scores, no band": {"key_scores": True, "band": False},
+    "key scores alone": GATED,
+    "key scores, causal": {"key_scores": True, "window": (None, 0)},
+    "key scores alone, causal": GATED | {"window": (None, 0), "length": 4096},
+    "key scores, packed": {"key_scores": True, "packed": True},
+    "key scores, grouped": {"key_scores": True, "key_heads": 2},
+    "key scores, key mask": {"key_scores": True, "mask": "key"},
+    "key scores, dense mask": {"key_scores": True, "mask": "dense"},
+    "key scores, dropout": {"key_scores": True, "dropout_p": 0.1},
+    "key scores, short": {"key_scores": True, "length": 128},
+    "key scores, very short": {"key_scores": True, "length": 64},
+    "key scores, decoding": {"key_scores": True, "queries": 1, "length": 8192},
+    "key scores, 32 wide": {"key_scores": True, "dim": 32},
+    "key scores, 128 wide": {"key_scores": True, "dim": 128},
+    "key scores, 256 wide": {"key_scores": True, "dim": 256},
     "decoding": {"queries": 1, "length": 8192},
     "16 wide": {"dim": 16},
     "32 wide": {"dim": 32},
@@ -140,6 +163,7 @@ CALLS = {
     "256 wide": {"dim": 256},
     "float16": {"dtype": torch.float16},
     "float32": {"dtype": torch.float32},
+    "float32, key scores": {"dtype": torch.float32, "key_scores": True},
     "float32, 128 wide": {"dtype": torch.float32, "dim": 128},
     "float32, 256 wide": {"dtype": torch.float32, "dim": 256},
 }

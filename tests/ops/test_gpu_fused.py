@@ -3,6 +3,8 @@
 PYTHONPATH=. python3 -m pytest --noconftest tests/ops/test_gpu_fused.py
 """
 
+import itertools
+
 import pytest
 import torch
 
@@ -172,6 +174,153 @@ def test_packed_batches(dtype, options, banded):
         tolerance = 1e-5 if dtype == torch.float32 else 1.5e-2
         assert (got.double() - want).norm() <= tolerance * want.norm()
     assert (results[1][0][777:] == 0).all()
+
+
+KEY_SCORES = {
+    "plain": {},
+    "ragged": {"length": 333},
+    "short": {"length": 100},
+    "very short": {"length": 33},
+    "no scores": {"scores": False},
+    "no scores, causal": {"scores": False, "options": {"is_causal": True}},
+    "band, causal": {"band": [[-20, 5], [3, 70], [-128, -64], [0, 0]],
+                     "options": {"is_causal": True}},
+    "window": {"options": {"window": (70, 30)}},
+    "grouped, causal": {"key_heads": 2, "options": {"is_causal": True}},
+    "padding": {"mask": (2, 1, 1, -1)},
+    "dense mask": {"mask": (2, 4, -1, -1)},
+    "as a projection leaves them": {"turned": True},
+    "32 wide": {"dim": 32}, "80 wide": {"dim": 80}, "128 wide": {"dim": 128},
+    "256 wide": {"dim": 256},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", KEY_SCORES)
+def test_key_scores_are_a_mask_with_one_row(name, dtype):
+    sizes = {"length": 384, "key_heads": 4, "dim": 64, "scores": True} | KEY_SCORES[name]
+    n, options = sizes["length"], sizes.get("options", {}) | {"enable_gqa": True}
+    torch.manual_seed(0)
+    qkv = [
+        torch.randn(2, heads, n, sizes["dim"], device="cuda").to(dtype)
+        for heads in (4, sizes["key_heads"], sizes["key_heads"])
+    ]
+    vector = torch.randn(4, 2 * n - 1, device="cuda") if sizes["scores"] else None
+    band = sizes.get("band")
+    if band is not None:
+        options["band"] = torch.tensor(band, dtype=torch.int32, device="cuda")
+    of_keys = 2 * torch.randn(2, n, 4, device="cuda").mT
+    if not sizes.get("turned"):
+        of_keys = of_keys.contiguous()
+    mask = None
+    if "mask" in sizes:
+        mask = torch.rand([n if x == -1 else x for x in sizes["mask"]], device="cuda") > 0.3
+    upstream = torch.randn_like(qkv[0])
+
+    def run(kind, backend):
+        wide = torch.promote_types(kind, torch.float32)
+        leaves = [x.to(kind).requires_grad_() for x in qkv]
+        rest = [None if x is None else x.to(wide).requires_grad_() for x in (vector, of_keys)]
+        if backend == "triton":
+            more = {"attn_mask": mask, "key_scores": rest[1]}
+        else:
+            row = rest[1].unsqueeze(2)
+            more = {"attn_mask": row if mask is None else row.masked_fill(~mask, -torch.inf)}
+        out = tisa.attention(*leaves, rest[0], backend=backend, **options, **more)
+        wanted = [*leaves, *(x for x in rest if x is not None)]
+        return [out, *torch.autograd.grad(out, wanted, upstream.to(kind))]
+
+    exact, found = run(torch.float64, "reference"), run(dtype, "triton")
+    tolerance = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
+    scale = max(x.norm() for x in exact)
+    for got, want in zip(found, exact, strict=True):
+        assert (got.double() - want).norm() <= tolerance * max(want.norm(), 0.1 * scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_packed_key_scores(dtype, key_heads):
+    ends = [0, 100, 100, 101, 500, 777]
+    torch.manual_seed(0)
+    made = [torch.randn(800, heads, 64, device="cuda").to(dtype) for heads in (4, *[key_heads] * 2)]
+    made += [torch.randn(800, 4, device="cuda"), torch.randn(4, 797, device="cuda")]
+    results = []
+    for kind in (torch.float64, dtype):
+        wide = torch.promote_types(kind, torch.float32)
+        *qkv, of_keys, scores = (
+            x.to(kind if i < 3 else wide).requires_grad_() for i, x in enumerate(made)
+        )
+        if kind == torch.float64:
+            # Each sequence by itself, key scores as a mask.
+            parts = [
+                tisa.attention(
+                    *(x[a:b].transpose(0, 1)[None] for x in qkv),
+                    scores[:, 399 - (b - a) : 399 + (b - a) - 1],
+                    attn_mask=of_keys[a:b].T[None, :, None], is_causal=True, enable_gqa=True,
+                    backend="reference",
+                )[0].transpose(0, 1)
+                for a, b in itertools.pairwise(ends) if b > a
+            ]  # fmt: skip
+            out = torch.cat([*parts, torch.zeros_like(qkv[0][ends[-1] :])])
+        else:
+            out = tisa.attention(
+                *qkv, scores, key_scores=of_keys, is_causal=True, enable_gqa=True, max_seqlen=399,
+                cu_seqlens=torch.tensor(ends, dtype=torch.int32, device="cuda"), backend="triton",
+            )  # fmt: skip
+        total = out.square().sum()
+        results.append([out, *torch.autograd.grad(total, [*qkv, of_keys, scores])])
+    for want, got in zip(*results, strict=True):
+        tolerance = 1e-5 if dtype == torch.float32 else 1.5e-2
+        assert (got.double() - want).norm() <= tolerance * want.norm()
+    assert all((x[777:] == 0).all() for x in results[1][:5])
+
+
+@pytest.mark.parametrize("keys", [512, 4097])
+@pytest.mark.parametrize("key_heads", [2, 8])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_decoding_with_key_scores(keys, key_heads, dtype):
+    torch.manual_seed(0)
+    query = torch.randn(3, 8, 1, 64, device="cuda").to(dtype)
+    key, value = (torch.randn(3, key_heads, keys, 64, device="cuda").to(dtype) for _ in range(2))
+    of_keys = torch.randn(3, 8, keys, device="cuda")
+    results = []
+    for kind, backend in ((torch.float64, "reference"), (dtype, "triton")):
+        given = [x.to(kind) for x in (query, key, value)]
+        more = {"key_scores": of_keys}
+        if backend == "reference":
+            more = {"attn_mask": of_keys.double().unsqueeze(2)}
+        results.append(
+            tisa.attention(*given, enable_gqa=True, is_causal=True, backend=backend, **more)
+        )
+    want, got = results
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    assert (got.double() - want).norm() <= tolerance * want.norm()
+
+
+@pytest.mark.parametrize("length", [100, 1000])
+def test_gradients_of_key_scores_are_bit_identical_over_runs(length):
+    torch.manual_seed(0)
+    leaves = [torch.randn(2, 4, length, 64, device="cuda").bfloat16() for _ in range(3)]
+    leaves = [x.requires_grad_() for x in (*leaves, torch.randn(2, 4, length, device="cuda"))]
+    scores = torch.randn(4, 2 * length - 1, device="cuda")
+
+    def run():
+        out = tisa.attention(*leaves[:3], scores, key_scores=leaves[3], backend="triton")
+        return [out, *torch.autograd.grad(out.float().square().sum(), leaves)]
+
+    first = run()
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(first, run(), strict=True))
+    # The same shapes without key scores, and with others: never a stale launch.
+    plain = tisa.attention(*leaves[:3], scores, backend="triton")
+    assert not torch.equal(plain, first[0])
+    others = torch.randn_like(leaves[3])
+    found = tisa.attention(*leaves[:3], scores, key_scores=others, backend="triton")
+    exact = tisa.attention(
+        *(x.double() for x in leaves[:3]), scores.double(), attn_mask=others.double().unsqueeze(2),
+        backend="reference",
+    )  # fmt: skip
+    assert (found.double() - exact).norm() <= 1e-2 * exact.norm()
 
 
 @pytest.mark.parametrize("keys", [512, 4097, 32768])

@@ -266,7 +266,7 @@ def test_decoding(name, dtype, banded):
         if scoring is not None:
             scoring.float()
         found = case.call("triton", [x.to(dtype) for x in qkv], scoring, options)
-    inputs = Inputs(*(x.to(dtype) for x in qkv), *[None] * 6, 0, 0, None, 0, 1.0, 0.0)
+    inputs = Inputs(*(x.to(dtype) for x in qkv), *[None] * 7, 0, 0, None, 0, 1.0, 0.0)
     assert Problem(inputs).decodes
     assert_close(found, expected, 5e-6 if dtype == torch.float32 else 2e-3)
 
@@ -342,12 +342,13 @@ def launched(needs, *, dtype=torch.bfloat16, width=16):
     scores = torch.empty(4, 599, device="meta")
     band = torch.empty(4, 2, dtype=torch.int32, device="meta")
     problem = Problem(
-        Inputs(query, query, query, scores, band, *[None] * 4, 0, 0, None, None, 1.0, 0.0)
+        Inputs(query, query, query, scores, None, band, *[None] * 4, 0, 0, None, None, 1.0, 0.0)
     )
     statistics = torch.empty(statistics_shape(query, None), device="meta")
     wanted = [
         x if need else None for x, need in zip((query, query, query, scores), needs, strict=True)
     ]
+    needs = (*needs, False)
     scratch = torch.empty(plan_backward.scratch_numbers(problem, needs), device="meta")
     upstream = plan_backward.Upstream(query, None, query, statistics)
     launches = plan.forward(problem, query, statistics)

@@ -21,13 +21,14 @@ def arguments(requires_grad=True, **changes):
     torch.manual_seed(0)
     found = dict(
         query=torch.randn(1, 2, 20, 16), key=torch.randn(1, 2, 20, 16),
-        value=torch.randn(1, 2, 20, 16), scores=torch.randn(2, 39),
+        value=torch.randn(1, 2, 20, 16), scores=torch.randn(2, 39), key_scores=None,
         band=torch.tensor([[-5, 5], [0, 9]], dtype=torch.int32), mask=None, seed=None,
         cu_seqlens=None, start_pointer=None, max_seqlen=0, start=0, left=None, right=None,
         scale=0.25, dropout_p=0.0, inference=False,
     ) | changes  # fmt: skip
-    for name in ("query", "key", "value", "scores"):
-        found[name].requires_grad_(requires_grad)
+    for name in ("query", "key", "value", "scores", "key_scores"):
+        if found[name] is not None:
+            found[name].requires_grad_(requires_grad)
     return tuple(found.values())
 
 
@@ -39,6 +40,12 @@ CHANGES = {
     "packed": {
         "query": torch.randn(30, 2, 16), "key": torch.randn(30, 2, 16),
         "value": torch.randn(30, 2, 16), "max_seqlen": 20,
+        "cu_seqlens": torch.tensor([0, 20, 28], dtype=torch.int32),
+    },
+    "key scores": {"key_scores": torch.randn(1, 2, 20)},
+    "key scores, packed": {
+        "query": torch.randn(30, 2, 16), "key": torch.randn(30, 2, 16),
+        "value": torch.randn(30, 2, 16), "max_seqlen": 20, "key_scores": torch.randn(30, 2),
         "cu_seqlens": torch.tensor([0, 20, 28], dtype=torch.int32),
     },
 }  # fmt: skip
@@ -53,8 +60,14 @@ def test_operators_keep_the_rules_of_operators(name):
     )
     inputs = arguments(requires_grad=False, **CHANGES[name])
     output, statistics = operators.forward_operator(*inputs)
-    backward = (torch.randn_like(output), None, output, statistics, *inputs[:15])
-    for needs in ([True] * 4, [False, False, False, True], [True, False, True, False]):
+    backward = (torch.randn_like(output), None, output, statistics, *inputs[:-1])
+    there = inputs[4] is not None
+    for needs in (
+        [True] * 4 + [there],
+        [False, False, False, True, False],
+        [True, False, True, False, False],
+        [False, False, False, False, there],
+    ):
         torch.library.opcheck(
             operators.backward_operator,
             (*backward, needs),

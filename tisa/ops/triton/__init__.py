@@ -82,7 +82,9 @@ def attend(call: Call) -> tuple[Tensor, Tensor | None]:
     """Return the attention output in the query's dtype and, if asked for, the log-sum-exp."""
     output, statistics = operators.attend(
         _inputs(call),
-        inference=not needs_gradient(call.query, call.key, call.value, call.scores),
+        inference=not needs_gradient(
+            call.query, call.key, call.value, call.scores, call.key_scores
+        ),
     )
     if not call.return_lse:
         return output, None
@@ -105,6 +107,7 @@ def record(call: Call, told: tuple[object, ...]) -> None:
 
 def _repeatable(call: Call) -> bool:
     settled = call.dropout_p == 0 and not call.packed and isinstance(call.query_start, int)
+    settled = settled and call.key_scores is None
     return settled and not call.return_lse and call.query.dtype != torch.float32
 
 
@@ -115,6 +118,7 @@ def _inputs(call: Call) -> Inputs:
         call.key,
         call.value,
         call.scores,
+        call.key_scores,
         call.band,
         call.attn_mask,
         dropout_seed(call.query) if call.dropout_p > 0 else None,

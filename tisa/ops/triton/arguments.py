@@ -20,6 +20,14 @@ class Strided(NamedTuple):
     row: int
 
 
+class StridedKeys(NamedTuple):
+    """A number for each key, (batch, heads, keys), and its strides; a row's are neighbours."""
+
+    pointer: Any
+    batch: int
+    head: int
+
+
 class Mask(NamedTuple):
     """The caller's mask and its strides, 0 where one row stands for all."""
 

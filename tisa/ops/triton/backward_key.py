@@ -19,6 +19,13 @@ class Tile(NamedTuple):
     grad_v: Any
 
 
+class KeyScores(NamedTuple):
+    """What keys add to their logits, through a descriptor; where the gradient of that goes."""
+
+    scores: Any
+    gradient: Any
+
+
 class Streamed(NamedTuple):
     """What comes past, through descriptors: a row for each query."""
 
@@ -40,18 +47,25 @@ def add_scores(logits, rules, head, i0, j0, band, frame, FIXED: tl.constexpr):
 
 
 @triton.jit
-def key_tile(tile, here, head, row, ends, frame, streamed, rules, FIXED: tl.constexpr):
-    """Return the gradients of one tile of keys and values with one query head's part added."""
+def key_tile(
+    tile, here, head, row, ends, frame, key_scores, streamed, rules, FIXED: tl.constexpr
+):  # fmt: skip
+    """Return the gradients of one tile of keys and values with one query head's part added.
+
+    Write the gradient of the keys' scores, which are this head's alone.
+    """
     BLOCK_M: tl.constexpr = FIXED.BLOCK_M
     BLOCK_N: tl.constexpr = FIXED.BLOCK_N
     j0, grad_k, grad_v = tile.j0, tile.grad_k, tile.grad_v
+    grad_of_keys = tl.zeros([BLOCK_N], tl.float32)
+    of_keys = tiles.of_keys(key_scores.scores, rules, here, head, j0, FIXED)
     band = tiles.band_of(rules, ends, frame)
     edges = tiles.edge_scores(rules, head, band, frame, FIXED)
     # Down a column distances fall: what is above the band comes first.
     r = tiles.ranges(
         j0, here.queries, -frame.far, -frame.near, -band.high, -band.low, BLOCK_N, BLOCK_M
     )
-    scale = tiles.in_units(rules.scale, FIXED)
+    factor = tiles.factor_of(tiles.in_units(rules.scale, FIXED), key_scores.scores, FIXED)
     for phase in tl.static_range(1 if FIXED.ONE_LOOP else 2):
         begin = r.first if FIXED.ONE_LOOP else 0
         end = r.last
@@ -77,11 +91,12 @@ def key_tile(tile, here, head, row, ends, frame, streamed, rules, FIXED: tl.cons
             dot = tl.reshape(streamed.delta.load([row, here.row_start + i0]), [BLOCK_M])
             logits = tl.dot(tile.k, tl.trans(q), input_precision=FIXED.PRECISION)
             grad_p = tl.dot(tile.v, tl.trans(grad), input_precision=FIXED.PRECISION)
+            logits = tiles.with_keys(logits, of_keys, key_scores.scores, rules.scale)
             if FIXED.SPLIT:
                 # As the forward pass adds up, so that large numbers are rounded alike.
-                logits = logits * scale + edge
+                logits = logits * factor + edge
             else:
-                logits = logits * scale + (edge - norm)[None, :]
+                logits = logits * factor + (edge - norm)[None, :]
             if FIXED.ONE_LOOP:
                 if not plain:
                     logits = add_scores(logits, rules, head, i0, j0, band, frame, FIXED)
@@ -102,15 +117,19 @@ def key_tile(tile, here, head, row, ends, frame, streamed, rules, FIXED: tl.cons
                 grad_p *= kept
                 dropped = p * kept
             grad_logits = p * (grad_p - dot[None, :])
+            if key_scores.gradient is not None:
+                grad_of_keys += tl.sum(grad_logits, 1)
             grad_v = tl.dot(dropped.to(grad.dtype), grad, grad_v, input_precision=FIXED.PRECISION)
             grad_k = tl.dot(grad_logits.to(q.dtype), q, grad_k, input_precision=FIXED.PRECISION)
+    if key_scores.gradient is not None:
+        tiles.store_of_keys(key_scores.gradient, grad_of_keys, here, head, j0)
     return grad_k, grad_v
 
 
 @triton.jit(do_not_specialize=CHANGING)
 def key_kernel(
-    query, key, value, grad_output, rules, statistics, shares, delta, grad_key, grad_value,
-    counts, queries, keys, start, FIXED: tl.constexpr,
+    query, key, value, key_scores, grad_output, rules, statistics, shares, delta, grad_key,
+    grad_value, grad_key_scores, counts, queries, keys, start, FIXED: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of BLOCK_N keys and values, summed over the query heads they serve.
 
@@ -134,10 +153,11 @@ def key_kernel(
     grad_k = tl.zeros([BLOCK_N, DIM], tl.float32)
     grad_v = tl.zeros([BLOCK_N, VALUE_DIM], tl.float32)
     streamed = Streamed(query, grad_output, statistics, shares, delta)
+    of_keys = KeyScores(key_scores, grad_key_scores)
     if GROUP == 1:
         tile = Tile(j0, k, v, grad_k, grad_v)
         grad_k, grad_v = key_tile(
-            tile, here, here.head, here.row, ends, frame, streamed, rules, FIXED
+            tile, here, here.head, here.row, ends, frame, of_keys, streamed, rules, FIXED
         )
     else:
         for member in tl.range(0, GROUP):
@@ -147,6 +167,8 @@ def key_kernel(
             if rules.cu_seqlens is None:
                 row = here.batch * counts.heads * GROUP + head
             tile = Tile(j0, k, v, grad_k, grad_v)
-            grad_k, grad_v = key_tile(tile, here, head, row, ends, frame, streamed, rules, FIXED)
+            grad_k, grad_v = key_tile(
+                tile, here, head, row, ends, frame, of_keys, streamed, rules, FIXED
+            )
     tiles.store_rows(grad_key, grad_k * rules.scale, here, j0, here.keys, FIXED.WIDTH)
     tiles.store_rows(grad_value, grad_v, here, j0, here.keys, FIXED.VALUE_WIDTH)

@@ -59,8 +59,8 @@ def query_delta(here, i0, query, returned, written, FIXED: tl.constexpr):
 
 @triton.jit
 def query_gradient(
-    found, own, here, i0, frame, band, edges, inside, sums, key, value, rules, grad_query,
-    FIXED: tl.constexpr,
+    found, own, here, i0, frame, band, edges, inside, sums, key, value, key_scores, rules,
+    grad_query, FIXED: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of BLOCK queries; return the sums of a program with theirs.
 
@@ -71,7 +71,7 @@ def query_gradient(
     PARTS: tl.constexpr = FIXED.PARTS
     sum_below, sum_above, sum_inside = found.below, found.above, found.inside
     r = tiles.ranges(i0, here.keys, frame.near, frame.far, band.low, band.high, BLOCK, BLOCK)
-    scale = tiles.in_units(rules.scale, FIXED)
+    factor = tiles.factor_of(tiles.in_units(rules.scale, FIXED), key_scores, FIXED)
     key_head = here.head // FIXED.GROUP
     total = tl.zeros([BLOCK, DIM], tl.float32)
     # The upper half of a tile's diagonals is the lower half of the next tile's: it waits for that.
@@ -99,10 +99,12 @@ def query_gradient(
                 old_high = tl.load(slot + BLOCK // 2, mask=is_first & is_inside, other=0.0)
             if phase == 1 and rules.scores is not None:
                 window = tiles.score_window(rules, here.head, j0 - i0, band, frame, FIXED)
+            of_keys = tiles.of_keys(key_scores, rules, here, here.head, j0, FIXED)
             at = [here.batch, key_head, here.token + j0, 0]
             k = tl.reshape(key.load(at), [BLOCK, DIM])
             v = tl.reshape(value.load(at), [BLOCK, FIXED.VALUE_DIM])
-            logits = tl.dot(own.q, tl.trans(k), input_precision=FIXED.PRECISION) * scale
+            logits = tl.dot(own.q, tl.trans(k), input_precision=FIXED.PRECISION)
+            logits = tiles.with_keys(logits, of_keys, key_scores, rules.scale) * factor
             grad_p = tl.dot(own.grad, tl.trans(v), input_precision=FIXED.PRECISION)
             if phase == 1:
                 if rules.scores is not None:
@@ -163,8 +165,8 @@ def query_gradient(
 
 @triton.jit(do_not_specialize=CHANGING)
 def query_kernel(
-    query, key, value, rules, returned, written, counts, sequences, programs, queries, keys, start,
-    FIXED: tl.constexpr,
+    query, key, value, key_scores, rules, returned, written, counts, sequences, programs,
+    queries, keys, start, FIXED: tl.constexpr,
 ):  # fmt: skip
     """Write delta, the query's gradient and a program's sums for the gradient of the scores.
 
@@ -210,7 +212,7 @@ def query_kernel(
             if written.query is not None or sums is not None:
                 found = query_gradient(
                     found, own, here, i0, frame, band, edges, inside, sums,
-                    key, value, rules, written.query, FIXED,
+                    key, value, key_scores, rules, written.query, FIXED,
                 )  # fmt: skip
     if written.sides is not None:
         tl.debug_barrier()

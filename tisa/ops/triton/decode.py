@@ -14,8 +14,8 @@ from tisa.ops.triton.arguments import CHANGING
 
 @triton.jit(do_not_specialize=CHANGING)
 def decode_kernel(
-    query, key, value, rules, totals, weights, key_heads, parts, part, queries, keys, start,
-    FIXED: tl.constexpr,
+    query, key, value, key_scores, rules, totals, weights, key_heads, parts, part, queries, keys,
+    start, FIXED: tl.constexpr,
 ):  # fmt: skip
     """Write what `part` keys contribute: a maximum, a sum and a weighted sum for each row."""
     ROWS: tl.constexpr = FIXED.BLOCK_M
@@ -35,6 +35,9 @@ def decode_kernel(
         low = tl.zeros([ROWS], tl.int32) + band.low
         high = tl.zeros([ROWS], tl.int32) + band.high
         rows_of_scores = rules.scores + head.to(tl.int64) * frame.span + frame.shift
+    if key_scores is not None:
+        rows_of_keys = key_scores.pointer + batch.to(tl.int64) * key_scores.batch
+        rows_of_keys += head.to(tl.int64) * key_scores.head
     dim = tl.arange(0, FIXED.DIM)
     places = batch.to(tl.int64) * query.batch + head.to(tl.int64) * query.head
     places += i.to(tl.int64) * query.row
@@ -57,6 +60,10 @@ def decode_kernel(
         if rules.scores is not None:
             reach = tl.minimum(tl.maximum(d, low[:, None]), high[:, None])
             found = tl.load(rows_of_scores[:, None] + reach, mask=there[:, None])
+            logits += tiles.in_units(found, FIXED)
+        if key_scores is not None:
+            inside = there[:, None] & (j < keys)[None, :]
+            found = tl.load(rows_of_keys[:, None] + j[None, :], mask=inside, other=0.0)
             logits += tiles.in_units(found, FIXED)
         seen = there[:, None] & (j < keys)[None, :]
         if rules.left is not None:

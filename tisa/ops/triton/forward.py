@@ -9,11 +9,13 @@ from tisa.ops.triton.arguments import CHANGING
 
 @triton.jit(do_not_specialize=CHANGING)
 def forward_kernel(
-    query, key, value, rules, output, statistics, counts, queries, keys, start, FIXED: tl.constexpr
-):
+    query, key, value, key_scores, rules, output, statistics, counts, queries, keys, start,
+    FIXED: tl.constexpr,
+):  # fmt: skip
     """Write the output and, for each query, the logarithm of its sum of weights to base 2.
 
-    The scale is not negative and is that of `tiles.in_units`; NEGATIVE says that the caller's was.
+    The scale is not negative; NEGATIVE says that the caller's was. Without key scores it is that of
+    `tiles.in_units`.
     With SPLIT the largest logit and one over the sum of weights are written instead.
     """
     BLOCK_M: tl.constexpr = FIXED.BLOCK_M
@@ -36,6 +38,7 @@ def forward_kernel(
     band = tiles.band_of(rules, ends, frame)
     edges = tiles.edge_scores(rules, here.head, band, frame, FIXED)
     r = tiles.ranges(i0, here.keys, frame.near, frame.far, band.low, band.high, BLOCK_M, BLOCK_N)
+    factor = tiles.factor_of(rules.scale, key_scores, FIXED)
     total = tl.zeros([BLOCK_M, VALUE_DIM], tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], -float("inf"), tl.float32)
@@ -49,17 +52,19 @@ def forward_kernel(
             j0 = tl.multiple_of(j0, BLOCK_N)
             if phase == 1 and rules.scores is not None:
                 window = tiles.score_window(rules, here.head, j0 - i0, band, frame, FIXED)
+            of_keys = tiles.of_keys(key_scores, rules, here, here.head, j0, FIXED)
             at = [here.batch, key_head, here.token + j0, 0]
             k = tl.reshape(key.load(at), [BLOCK_N, FIXED.DIM])
             logits = tl.dot(q, tl.trans(k), input_precision=FIXED.PRECISION)
+            logits = tiles.with_keys(logits, of_keys, key_scores, rules.scale)
             if phase == 0 and rules.mask is None and not FIXED.SPLIT:
                 # What is added and the maximum are one number per row: one multiply-add each. It
                 # rounds otherwise than the backward pass does, which shows in float32.
-                new_peak = tl.maximum(peak, tl.max(logits, 1) * rules.scale + edge)
+                new_peak = tl.maximum(peak, tl.max(logits, 1) * factor + edge)
                 finite = tl.where(new_peak == -float("inf"), 0.0, new_peak)
-                p = tl.exp2(logits * rules.scale + (edge - finite)[:, None])
+                p = tl.exp2(logits * factor + (edge - finite)[:, None])
             else:
-                logits = logits * rules.scale
+                logits = logits * factor
                 if phase == 0:
                     logits += edge
                 else:

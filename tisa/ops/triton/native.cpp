@@ -168,10 +168,11 @@ Key layouts(at::ArrayRef<Tensor> tensors) {
   return key;
 }
 
-// The operators know nine inputs; three of them no known call has.
-std::vector<Tensor> nine(at::ArrayRef<Tensor> six) {
+// The operators know ten inputs; four of them no known call has: the keys' scores, and the last.
+std::vector<Tensor> ten(at::ArrayRef<Tensor> six) {
   std::vector<Tensor> all(six.begin(), six.end());
-  all.resize(9);
+  all.insert(all.begin() + 4, Tensor());
+  all.resize(10);
   return all;
 }
 
@@ -187,7 +188,7 @@ struct Attention : torch::autograd::Function<Attention> {
       const Tensor& value, const std::optional<Tensor>& told_scores, const Rest& rest) {
     const Tensor scores = told_scores.value_or(Tensor());
     const Six six{query, key, value, scores, rest.band, rest.mask};
-    const auto made = rest.known->forward.run(nine(six), query.device(), rest.stream);
+    const auto made = rest.known->forward.run(ten(six), query.device(), rest.stream);
     // In the order of `operators.Eager`: a checkpoint may go there the other time.
     ctx->save_for_backward(
         {made[0], made[1], query, key, value, scores, rest.band, rest.mask});
@@ -223,7 +224,7 @@ struct Attention : torch::autograd::Function<Attention> {
       const py::gil_scoped_acquire gil;
       stream = current_stream(upstream.device());
     }
-    auto given = nine({saved.data() + 2, TENSORS});
+    auto given = ten({saved.data() + 2, TENSORS});
     given.insert(given.end(), {upstream, Tensor(), saved[0], saved[1]});
     auto made = pass->run(given, upstream.device(), stream);
     for (size_t i = 0; i < 4; i++) {
@@ -242,7 +243,7 @@ struct Attention : torch::autograd::Function<Attention> {
     }
     const auto answer = py::reinterpret_borrow<py::object>(known->slow)(
         tensors, upstream, py::make_tuple(needs[0], needs[1], needs[2], needs[3]), ordinary);
-    // The four gradients, and the pass that has just been launched, if it can be again.
+    // The gradients, and the pass that has just been launched, if it can be again.
     const auto [gradients, recorded] = answer.cast<std::pair<py::sequence, py::object>>();
     torch::autograd::variable_list found(5);
     for (size_t i = 0; i < 4; i++) {
@@ -362,7 +363,7 @@ PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t count) {
       output = Attention::apply(six[0], six[1], six[2], scores, rest);
     } else {
       const at::NoGradGuard guard;
-      output = known->forward.run(nine(six), six[0].device(), stream)[0];
+      output = known->forward.run(ten(six), six[0].device(), stream)[0];
     }
   }
   return THPVariable_Wrap(std::move(output));

@@ -16,10 +16,17 @@ from tisa.ops.repeats import Repeat
 from tisa.ops.schema import refuse_second_derivative, schema_of
 from tisa.ops.triton import native, plan, plan_backward
 from tisa.ops.triton.launching import Shape, known, launch, layout
-from tisa.ops.triton.plan_backward import Gradients, Upstream
-from tisa.ops.triton.problem import Inputs, Problem, loadable, statistics_shape
+from tisa.ops.triton.plan_backward import Gradients, Needs, Upstream
+from tisa.ops.triton.problem import (
+    TRAINED,
+    Inputs,
+    Problem,
+    loadable,
+    loadable_keys,
+    statistics_shape,
+)
 
-Needs = tuple[bool, bool, bool, bool]
+Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class Prepared(NamedTuple):
@@ -31,15 +38,17 @@ class Prepared(NamedTuple):
 
 def prepared(inputs: Inputs) -> Prepared:
     """Return the inputs, copied where a descriptor could not read them as they lie."""
+    packed = inputs.cu_seqlens is not None
     inputs = inputs._replace(
         query=loadable(inputs.query),
         key=loadable(inputs.key),
         value=loadable(inputs.value),
         scores=None if inputs.scores is None else inputs.scores.contiguous(),
+        key_scores=None if inputs.key_scores is None else loadable_keys(inputs.key_scores, packed),
         band=None if inputs.band is None else inputs.band.contiguous(),
     )
-    numbers = (inputs[9:], inputs.query.device.index, torch.get_float32_matmul_precision())
-    return Prepared(inputs, known(inputs[:9], *numbers))
+    numbers = (inputs.numbers, inputs.query.device.index, torch.get_float32_matmul_precision())
+    return Prepared(inputs, known(inputs.tensors, *numbers))
 
 
 def run_forward(ready: Prepared, *, inference: bool) -> tuple[Tensor, Tensor]:
@@ -54,7 +63,7 @@ def run_forward(ready: Prepared, *, inference: bool) -> tuple[Tensor, Tensor]:
             return plan.decode(problem, output, statistics, scratch)
         return plan.forward(problem, output, statistics)
 
-    launch(ready.known, what, inputs[:9], written, made, output.device)
+    launch(ready.known, what, inputs.tensors, written, made, output.device)
     return output, statistics
 
 
@@ -73,9 +82,7 @@ def _scratch(ready: Prepared, size: int) -> Tensor:
     return torch.empty(size, dtype=torch.float32, device=ready.inputs.query.device)
 
 
-def run_backward(
-    ready: Prepared, upstream: Upstream, needs: Needs
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def run_backward(ready: Prepared, upstream: Upstream, needs: Needs) -> Five:
     """Return the gradients; one that is not needed is an empty tensor."""
     inputs = ready.inputs
     computed = _computed(needs)
@@ -90,7 +97,8 @@ def run_backward(
         return plan_backward.backward(Problem(inputs), upstream, wanted, scratch)
 
     others = (*upstream, *gradients, scratch)
-    launch(ready.known, _backward(upstream, needs), inputs[:9], others, made, scratch.device)
+    what = _backward(upstream, needs)
+    launch(ready.known, what, inputs.tensors, others, made, scratch.device)
     return gradients
 
 
@@ -100,9 +108,7 @@ def _backward(upstream: Upstream, needs: Needs) -> Hashable:
     return _computed(needs), layout(upstream.grad_output), layout(upstream.grad_statistics)
 
 
-def _written_backward(
-    ready: Prepared, needs: Needs
-) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def _written_backward(ready: Prepared, needs: Needs) -> tuple[Five, Tensor]:
     """Return new tensors for what a backward pass writes: gradients and scratch memory."""
     computed = _computed(needs)
     inputs = ready.inputs
@@ -136,13 +142,14 @@ def _like(tensor: Tensor, cu_seqlens: Tensor | None, width: int) -> Tensor:
 
 
 def _computed(needs: Needs) -> Needs:
-    """Return which gradients are computed: those of key and value come together."""
-    query, key, value, scores = needs
-    return query, key or value, key or value, scores
+    """Return which gradients are computed: those of keys, values and keys' scores come together."""
+    query, key, value, scores, key_scores = needs
+    keys = key or value or key_scores
+    return query, keys, keys, scores, key_scores
 
 
-def _new_gradients(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    query, key, value, scores = _computed(needs)
+def _new_gradients(inputs: Inputs, needs: Needs) -> Five:
+    query, key, value, scores, key_scores = _computed(needs)
     # An operator cannot return "no tensor"; an empty one stands for it.
     none = inputs.query.new_empty
     ends = inputs.cu_seqlens
@@ -153,7 +160,18 @@ def _new_gradients(inputs: Inputs, needs: Needs) -> tuple[Tensor, Tensor, Tensor
         inputs.scores.new_empty(inputs.scores.shape)
         if scores and inputs.scores is not None
         else none(0),
+        _new_of_keys(inputs.key_scores, ends)
+        if key_scores and inputs.key_scores is not None
+        else none(0),
     )
+
+
+def _new_of_keys(key_scores: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    if cu_seqlens is None:
+        return key_scores.new_empty(key_scores.shape)
+    # As the kernels write it, and 0 for tokens after the last sequence.
+    total, heads = key_scores.shape
+    return key_scores.new_zeros(heads, total).t()
 
 
 @torch.library.custom_op(
@@ -168,10 +186,10 @@ def forward_operator(*arguments: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op(
     "tisa::triton_backward",
     mutates_args=(),
-    schema=schema_of(4, Upstream, Inputs, needs=list[bool]),
+    schema=schema_of(5, Upstream, Inputs, needs=list[bool]),
 )
-def backward_operator(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key, value and scores."""
+def backward_operator(*arguments: Any) -> Five:
+    """Return the gradients of query, key, value, scores and key scores."""
     *inputs, needs = arguments[4:]
     upstream = Upstream(*arguments[:4])
     return run_backward(prepared(Inputs(*inputs)), upstream, tuple(needs))
@@ -184,14 +202,15 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 @backward_operator.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(*arguments: Any) -> Five:
     *inputs, needs = arguments[4:]
     return _new_gradients(Inputs(*inputs), needs)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*output, *inputs[:9])
-    ctx.rest = inputs[9:15]
+    given = Inputs(*inputs[:-1])
+    ctx.save_for_backward(*output, *given.tensors)
+    ctx.rest = given.numbers
     # Of a log-sum-exp that nobody asked for there is no gradient, not one of zeros.
     ctx.set_materialize_grads(False)
 
@@ -202,13 +221,15 @@ def _differentiate(
     output, statistics, *tensors = ctx.saved_tensors
     if grad_output is None:
         if grad_statistics is None:
-            return (None,) * 16
+            return (None,) * (len(Inputs._fields) + 1)
         grad_output = torch.zeros_like(output)
-    needs = [bool(need) for need in ctx.needs_input_grad[:4]]
+    needs = [bool(need) for need in ctx.needs_input_grad[:TRAINED]]
     gradients = backward_operator(
         grad_output, grad_statistics, output, statistics, *tensors, *ctx.rest, needs
     )
-    return (*(g if need else None for g, need in zip(gradients, needs, strict=True)), *[None] * 12)
+    others = len(Inputs._fields) + 1 - TRAINED
+    found = (g if need else None for g, need in zip(gradients, needs, strict=True))
+    return (*found, *[None] * others)
 
 
 forward_operator.register_autograd(_differentiate, setup_context=_save)
@@ -230,15 +251,16 @@ class Eager(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         scores: Tensor | None,
+        key_scores: Tensor | None,
         rest: tuple[Any, ...],
         before: Shape | None,
     ) -> tuple[Tensor, Tensor]:
         """Return what `forward_operator` returns; `before`: the inputs were looked at before."""
-        inputs = Inputs(query, key, value, scores, *rest)
+        inputs = Inputs(query, key, value, scores, key_scores, *rest)
         ready = prepared(inputs) if before is None else Prepared(inputs, before)
         output, statistics = run_forward(ready, inference=False)
-        ctx.save_for_backward(output, statistics, *ready.inputs[:9])
-        ctx.numbers = inputs[9:]
+        ctx.save_for_backward(output, statistics, *ready.inputs.tensors)
+        ctx.numbers = inputs.numbers
         ctx.set_materialize_grads(False)
         return output, statistics
 
@@ -250,11 +272,11 @@ class Eager(torch.autograd.Function):
         output, statistics, *tensors = ctx.saved_tensors
         if grad_output is None:
             if grad_statistics is None:
-                return (None,) * 6
+                return (None,) * (TRAINED + 2)
             grad_output = torch.zeros_like(output)
         inputs = Inputs(*tensors, *ctx.numbers)
         upstream = Upstream(grad_output, grad_statistics, output, statistics)
-        return (*_differentiated(inputs, upstream, ctx.needs_input_grad[:4]), None, None)
+        return (*_differentiated(inputs, upstream, ctx.needs_input_grad[:TRAINED]), None, None)
 
 
 def _differentiated(inputs: Inputs, upstream: Upstream, needs: Needs) -> list[Tensor | None]:
@@ -274,18 +296,18 @@ def attend(inputs: Inputs, *, inference: bool) -> tuple[Tensor, Tensor]:
         return forward_operator(*inputs, inference)
     if inference:
         return run_forward(prepared(inputs), inference=True)
-    return Eager.apply(*inputs[:4], inputs[4:], None)
+    return Eager.apply(*inputs.trained, inputs[TRAINED:], None)
 
 
 def repeat(inputs: Inputs) -> Repeat | None:
     """Return what does the same call again, with tensors that lie as these do.
 
-    None where they would have to be copied first.
+    None where they would have to be copied first. The call has no key scores.
     """
     ready = prepared(inputs)
     if any(a is not b for a, b in zip(ready.inputs, inputs, strict=True)):
         return None
-    before, after = ready.known, inputs[6:]
+    before, after = ready.known, inputs[7:]
 
     def again(
         query: Tensor,
@@ -298,8 +320,9 @@ def repeat(inputs: Inputs) -> Repeat | None:
         if query.is_cuda:
             native.count()
         if needs_gradient(query, key, value, scores):
-            return Eager.apply(query, key, value, scores, (band, mask, *after), before)[0]
-        inputs = Inputs(query, key, value, scores, band, mask, *after)
+            rest = (band, mask, *after)
+            return Eager.apply(query, key, value, scores, None, rest, before)[0]
+        inputs = Inputs(query, key, value, scores, None, band, mask, *after)
         return run_forward(Prepared(inputs, before), inference=True)[0]
 
     return again
@@ -312,17 +335,18 @@ def record(inputs: Inputs, told: tuple[object, ...]) -> None:
     """
     ready = prepared(inputs)
     # Not where something was cast, copied or given another axis.
-    if any(not _same(a, b) for a, b in zip(told[:6], ready.inputs, strict=False)):
+    if any(not _same(a, b) for a, b in zip(told[:6], _six(ready.inputs), strict=True)):
         return
-    inference = not needs_gradient(*inputs[:4])
+    inference = not needs_gradient(*inputs.trained)
     what, (output, statistics, scratch) = _written(ready, inference)
     forward = _pass(ready, what, (output, statistics, *([] if scratch is None else [scratch])))
     if forward is None:
         return
-    rest = inputs[6:]
+    rest = inputs[7:]
 
-    def slow(saved: list[Any], upstream: Tensor, needs: Needs, ordinary: bool) -> Any:
-        inputs = Inputs._make((*saved[2:], *rest))
+    def slow(saved: list[Any], upstream: Tensor, four: tuple[bool, ...], ordinary: bool) -> Any:
+        inputs = Inputs._make((*saved[2:6], None, *saved[6:], *rest))
+        needs: Any = (*four, False)
         backward = Upstream(upstream, None, *saved[:2])
         gradients = _differentiated(inputs, backward, needs)
         if not ordinary:
@@ -332,6 +356,11 @@ def record(inputs: Inputs, told: tuple[object, ...]) -> None:
         return gradients, _pass(ready, _backward(backward, needs), (*written, scratch))
 
     native.keep(told, forward, (output, statistics), slow)
+
+
+def _six(inputs: Inputs) -> tuple[Tensor | None, ...]:
+    """Return the tensors that a call has that C++ knows."""
+    return (*inputs[:4], *inputs[5:7])
 
 
 def _same(told: Any, used: Any) -> bool:

@@ -13,7 +13,7 @@ from tisa.ops.triton.arguments import Counts
 from tisa.ops.triton.configs import Tiles
 from tisa.ops.triton.decode import decode_kernel, merge_kernel
 from tisa.ops.triton.forward import forward_kernel
-from tisa.ops.triton.problem import Problem, batched, statistics_of, strided
+from tisa.ops.triton.problem import Problem, batched, statistics_of, strided, strided_keys
 
 # Programs that a decoding step is cut into, keys that one of them reads at a time and at least.
 DECODE_PROGRAMS, DECODE_KEYS, SHORTEST_PART = 528, 128, 256
@@ -42,12 +42,14 @@ def compiled_as(problem: Problem, tiles: Tiles) -> dict[str, int]:
 def forward(problem: Problem, output: Tensor, statistics: Tensor) -> list[Launch]:
     """Return what fills the output and the statistics of each query."""
     tiles, scale = problem.tiles.forward, problem.inputs.scale
+    unit = problem.unit if problem.key_scores is None else 1.0
     count = problem.count(tiles.block_m)
     arguments = dict(
         query=problem.read("query", tiles.block_m),
         key=problem.read("key", tiles.block_n),
         value=problem.read("value", tiles.block_n),
-        rules=problem.rules._replace(scale=abs(scale) * problem.unit),
+        key_scores=problem.read_key_scores(tiles.block_n),
+        rules=problem.rules._replace(scale=abs(scale) * unit),
         output=strided(batched(output) if problem.packed else output),
         statistics=statistics_of(statistics),
         counts=Counts(problem.heads, count),
@@ -94,6 +96,7 @@ def decode(problem: Problem, output: Tensor, statistics: Tensor, scratch: Tensor
         query=strided(problem.query),
         key=problem.read("key", block),
         value=problem.read("value", block),
+        key_scores=strided_keys(problem.key_scores),
         rules=problem.rules._replace(scale=problem.inputs.scale * problem.unit),
         totals=totals,
         weights=weights,

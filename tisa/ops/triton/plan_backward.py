@@ -21,6 +21,7 @@ from tisa.ops.triton.problem import (
     statistics_of,
     statistics_shape,
     strided,
+    strided_keys,
 )
 from tisa.ops.triton.scores import entry_kernel
 from tisa.ops.triton.small import small_kernel
@@ -32,13 +33,21 @@ ENTRIES = 32
 MULTIPROCESSORS = 132
 
 
+# Which of the gradients are wanted, in the order of `Gradients`.
+Needs = tuple[bool, bool, bool, bool, bool]
+
+
 class Gradients(NamedTuple):
-    """What the backward pass fills; None is not wanted. Key and value come together."""
+    """What the backward pass fills; None is not wanted.
+
+    Key and value come together, and with that of the keys' scores.
+    """
 
     query: Tensor | None
     key: Tensor | None
     value: Tensor | None
     scores: Tensor | None
+    key_scores: Tensor | None = None
 
 
 class Upstream(NamedTuple):
@@ -50,14 +59,14 @@ class Upstream(NamedTuple):
     statistics: Tensor
 
 
-def scratch_numbers(problem: Problem, wanted: tuple[bool, bool, bool, bool]) -> int:
+def scratch_numbers(problem: Problem, wanted: Needs) -> int:
     """Return how many float32 numbers the backward pass needs for itself."""
     return sum(_scratch(problem, wanted))
 
 
-def _scratch(problem: Problem, wanted: tuple[bool, bool, bool, bool]) -> tuple[int, int, int]:
+def _scratch(problem: Problem, wanted: Needs) -> tuple[int, int, int]:
     """Return the sizes of delta, the sums of diagonals, and the sums beside the band."""
-    query, key, _, scores = wanted
+    query, key, _, scores, _ = wanted
     if problem.small and query and key:
         small = _small_tiles(problem)
         programs = problem.heads * _small_programs(problem) if scores else 0
@@ -79,7 +88,10 @@ def backward(
             grad_output=batched(upstream.grad_output), output=batched(upstream.output)
         )
         query, key, value = (None if g is None else batched(g) for g in gradients[:3])
-        gradients = Gradients(query, key, value, gradients.scores)
+        of_keys = gradients.key_scores
+        gradients = Gradients(
+            query, key, value, gradients.scores, None if of_keys is None else of_keys.t()[None]
+        )
     wanted = tuple(g is not None for g in gradients)
     delta, sums, sides = scratch.split(_scratch(problem, wanted))  # type: ignore[arg-type]
     if problem.small and gradients.query is not None and gradients.key is not None:
@@ -87,7 +99,9 @@ def backward(
     delta = delta.view(upstream.statistics.shape[1:])
     launches = [_query(problem, upstream, delta, gradients, sums, sides)]
     if gradients.key is not None and gradients.value is not None:
-        launches.append(_key(problem, upstream, delta, gradients.key, gradients.value))
+        launches.append(
+            _key(problem, upstream, delta, gradients.key, gradients.value, gradients.key_scores)
+        )
     if gradients.scores is not None:
         launches.append(
             _entries(
@@ -113,6 +127,7 @@ def _query(
         query=strided(problem.query),
         key=problem.read("key", tiles.block_n),
         value=problem.read("value", tiles.block_n),
+        key_scores=problem.read_key_scores(tiles.block_n),
         rules=problem.rules,
         returned=Returned(
             strided(upstream.output),
@@ -168,7 +183,12 @@ def _numbers(problem: Problem) -> int:
 
 
 def _key(
-    problem: Problem, upstream: Upstream, delta: Tensor, grad_key: Tensor, grad_value: Tensor
+    problem: Problem,
+    upstream: Upstream,
+    delta: Tensor,
+    grad_key: Tensor,
+    grad_value: Tensor,
+    grad_key_scores: Tensor | None = None,
 ) -> Launch:
     tiles, mask = problem.tiles.key, problem.inputs.mask
     # A dense mask takes the registers that one loop saves.
@@ -181,11 +201,13 @@ def _key(
         query=problem.read("query", tiles.block_m),
         key=problem.read("key", tiles.block_n),
         value=problem.read("value", tiles.block_n),
+        key_scores=problem.read_key_scores(tiles.block_n),
         grad_output=descriptor(upstream.grad_output, tiles.block_m, problem.value_dim),
         rules=problem.rules,
         **_rows(upstream.statistics, delta, tiles.block_m),
         grad_key=strided(grad_key),
         grad_value=strided(grad_value),
+        grad_key_scores=strided_keys(grad_key_scores),
         counts=Counts(problem.key_heads, count),
         **problem.lengths,
         FIXED=problem.fixed(tiles.block_m, tiles.block_n, KEYS_FIRST=True, ONE_LOOP=one_loop),
@@ -238,6 +260,7 @@ def _small(
         query=problem.read("query", block),
         key=problem.read("key", block),
         value=problem.read("value", block),
+        key_scores=problem.read_key_scores(block),
         output=descriptor(upstream.output, block, problem.value_dim),
         grad_output=descriptor(upstream.grad_output, block, problem.value_dim),
         rules=problem.rules,
@@ -245,6 +268,7 @@ def _small(
         grad_query=written(wanted[0], problem.dim),
         grad_key=written(wanted[1], problem.dim),
         grad_value=written(wanted[2], problem.value_dim),
+        grad_key_scores=strided_keys(gradients.key_scores),
         sums=None if scores is None else sums,
         heads=problem.heads,
         sequences=problem.sequences,

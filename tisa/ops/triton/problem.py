@@ -13,7 +13,15 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tisa.ops.dropout import kept_scale
-from tisa.ops.triton.arguments import Dropout, Fixed, Mask, Rules, Statistics, Strided
+from tisa.ops.triton.arguments import (
+    Dropout,
+    Fixed,
+    Mask,
+    Rules,
+    Statistics,
+    Strided,
+    StridedKeys,
+)
 from tisa.ops.triton.configs import TALLEST_TILE, Config, config
 from tisa.ops.triton.tiles import LOG2E, ROW_PADDING
 
@@ -21,13 +29,18 @@ from tisa.ops.triton.tiles import LOG2E, ROW_PADDING
 LONG_CACHE = 512
 
 
+# So many of the inputs, the first, may have gradients.
+TRAINED = 5
+
+
 class Inputs(NamedTuple):
-    """The inputs of a call, in the order of the operators: nine tensors, six numbers."""
+    """The inputs of a call, in the order of the operators: ten tensors, six numbers."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     scores: Tensor | None
+    key_scores: Tensor | None
     band: Tensor | None
     mask: Tensor | None
     seed: Tensor | None
@@ -39,6 +52,21 @@ class Inputs(NamedTuple):
     right: int | None
     scale: float
     dropout_p: float
+
+    @property
+    def trained(self) -> tuple[Tensor | None, ...]:
+        """Those that may have gradients."""
+        return self[:5]
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Those that are tensors, or None."""
+        return self[:10]
+
+    @property
+    def numbers(self) -> tuple[int | float | None, ...]:
+        """The others."""
+        return self[10:]
 
 
 class Problem:
@@ -56,6 +84,11 @@ class Problem:
             self.sequences, _, self.queries, _ = query.shape
             self.keys = key.shape[2]
         self.query, self.key, self.value = query, key, value
+        key_scores = inputs.key_scores
+        if key_scores is not None and self.packed:
+            key_scores = key_scores.t().unsqueeze(0)
+        # (batch, heads, keys), a packed batch being one sequence.
+        self.key_scores = key_scores
         self.heads, self.key_heads = query.shape[1], key.shape[1]
         self.group = self.heads // self.key_heads
         self.width, self.value_width = query.shape[3], value.shape[3]
@@ -112,6 +145,12 @@ class Problem:
         return descriptor(
             getattr(self, name), rows, self.value_dim if name == "value" else self.dim
         )
+
+    def read_key_scores(self, keys: int) -> TensorDescriptor | StridedKeys | None:
+        """Return what `tiles.of_keys` reads in tiles of so many keys; None if they add nothing."""
+        if self.key_scores is None or self.packed:
+            return strided_keys(self.key_scores)
+        return descriptor(self.key_scores, keys)
 
     def count(self, block: int, *, keys: bool = False) -> int:
         """Return how many tiles a sequence has."""
@@ -187,15 +226,25 @@ def loadable(tensor: Tensor) -> Tensor:
     return copy.copy_(tensor)
 
 
-def descriptor(tensor: Tensor, rows: int, width: int) -> TensorDescriptor:
-    """Return how to read (batch, heads, length, dim) in tiles of rows × width."""
+def loadable_keys(key_scores: Tensor, packed: bool) -> Tensor:
+    """Return (batch, heads, keys), packed (total, heads), or a copy with keys as neighbours."""
+    return loadable(key_scores.t()).t() if packed else loadable(key_scores)
+
+
+def descriptor(tensor: Tensor, *tile: int) -> TensorDescriptor:
+    """Return how to read (batch, heads, length, dim) or (batch, heads, keys) in such tiles."""
     # The stride of an axis of length 1 is never used, but must be a multiple of 16 bytes.
     strides = [
         stride if size > 1 else 128
         for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
     ]
     strides[-1] = 1
-    return TensorDescriptor(tensor, list(tensor.shape), strides, [1, 1, rows, width])
+    return TensorDescriptor(tensor, list(tensor.shape), strides, [1, 1, *tile])
+
+
+def strided_keys(tensor: Tensor | None) -> StridedKeys | None:
+    """Return (batch, heads, keys) as kernels read and write them without a descriptor."""
+    return None if tensor is None else StridedKeys(tensor, *tensor.stride()[:2])
 
 
 def strided(tensor: Tensor) -> Strided:

@@ -25,8 +25,8 @@ def written(gradient, tile, here, length, WIDTH: tl.constexpr, WHOLE: tl.constex
 
 @triton.jit(do_not_specialize=CHANGING)
 def small_kernel(
-    query, key, value, output, grad_output, rules, statistics, grad_query, grad_key, grad_value,
-    sums, heads, sequences, queries, keys, start, FIXED: tl.constexpr,
+    query, key, value, key_scores, output, grad_output, rules, statistics, grad_query, grad_key,
+    grad_value, grad_key_scores, sums, heads, sequences, queries, keys, start, FIXED: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of query, key and value and the sums of a share of the batch.
 
@@ -36,7 +36,7 @@ def small_kernel(
     BLOCK: tl.constexpr = FIXED.BLOCK_M
     programs = tl.num_programs(0) // heads
     head = tl.program_id(0) // programs
-    scale2 = rules.scale * tiles.LOG2E
+    factor = tiles.factor_of(tiles.in_units(rules.scale, FIXED), key_scores, FIXED)
     i = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
     for number in tl.range(tl.program_id(0) % programs, sequences, programs):
@@ -55,7 +55,8 @@ def small_kernel(
         dot = tl.where(is_query, dot, 0.0)
         k = tl.reshape(key.load(at), [BLOCK, FIXED.DIM])
         v = tl.reshape(value.load(at), [BLOCK, FIXED.VALUE_DIM])
-        logits = tl.dot(q, tl.trans(k)) * scale2
+        of_keys = tiles.of_keys(key_scores, rules, here, head, 0, FIXED)
+        logits = tiles.with_keys(tl.dot(q, tl.trans(k)), of_keys, key_scores, rules.scale) * factor
         if rules.scores is not None:
             # Not before the loop: there they would take registers that are spilled then. Nor does
             # the compiler move them, since it cannot know that this is 0.
@@ -79,6 +80,8 @@ def small_kernel(
         grad_v = tl.dot(tl.trans(dropped.to(grad.dtype)), grad)
         grad_logits = p * (grad_p - dot[:, None])
         total += grad_logits
+        if grad_key_scores is not None:
+            tiles.store_of_keys(grad_key_scores, tl.sum(grad_logits, 0), here, head, 0)
         narrow = grad_logits.to(q.dtype)
         grad_k = tl.dot(tl.trans(narrow), q) * rules.scale
         grad_q = tl.dot(narrow, k) * rules.scale
