@@ -11,7 +11,7 @@ import torch
 
 import tisa
 from budget import assert_within_budget, eager
-from cases import CASES, EMPTY, Case, hidden_two_ways
+from cases import CASES, EMPTY, KEYED, Case, hidden_two_ways, leaves
 from tisa.ops import triton as backend
 from tisa.ops.triton import configs, plan, plan_backward
 from tisa.ops.triton.problem import Inputs, Problem, statistics_shape
@@ -24,10 +24,13 @@ pytestmark = pytest.mark.skipif(
 def results(case, name, dtype, **more):
     """Return the output, the log-sum-exp if asked for, and every gradient."""
     qkv, scoring, options = case.make(dtype)
+    if "key_scores" in options:
+        exact = torch.promote_types(dtype, torch.float32)
+        options["key_scores"] = options["key_scores"].detach().to(exact).requires_grad_()
     found = case.call(name, qkv, scoring, options | more)
     outputs = found if isinstance(found, tuple) else (found,)
     generator = torch.Generator().manual_seed(3)
-    wanted = [*qkv, *(scoring.parameters() if scoring is not None else ())]
+    wanted = leaves(qkv, scoring, options)
     total = sum(
         (torch.where(torch.isfinite(o), o, 0.0) * torch.randn(o.shape, generator=generator)).sum()
         for o in outputs
@@ -50,7 +53,16 @@ def assert_close(found, expected, tolerance):
         assert error <= tolerance * max(largest(want), 0.1 * scale)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *CASES,
+        # Heavy, and mostly the same again: test_triton_key_scores.py. Float32 has not the digits of
+        # large ones.
+        *(pytest.param(c, marks=pytest.mark.full) for c in KEYED if c.key_scores != "large"),
+    ],
+    ids=lambda case: case.name,
+)
 def test_values_and_gradients(case):
     expected = results(case, "reference", torch.float64, return_lse=True)
     found = results(case, "triton", torch.float32, return_lse=True)

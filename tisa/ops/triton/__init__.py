@@ -55,8 +55,6 @@ def refuses(call: Call) -> str | None:
         return "its heads are at least 2 wide"
     if needs_gradient(call.attn_mask):
         return "it computes no gradient for attn_mask"
-    if call.key_scores is not None:
-        return "it has no key_scores yet"
     if transformed():
         # Not left to PyTorch: an operator without a jvp drops the tangent and says nothing.
         return "torch.func and forward-mode derivatives cannot look into it"
