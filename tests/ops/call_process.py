@@ -29,6 +29,8 @@ CALLS = {
         "length": 300,
     },
     "decoding": {"queries": 1, "length": 1024},
+    "dropout": {"options": {"dropout_p": 0.1}},
+    "dropout, short": {"length": 100, "mask": True, "options": {"dropout_p": 0.5}},
 }
 # Which of query, key, value and scores have a gradient.
 NEEDS = [(True,) * 4, (True, False, False, True), (False, True, False, False), (False,) * 4]

@@ -270,7 +270,28 @@ def what_lies_badly_is_repeated_in_python(noted):
     assert len(kept) == 2
 
 
+def each_call_draws_a_seed(noted):
+    """As calls in Python do, from the same generator; a backward pass has its call's."""
+
+    def drawn():
+        torch.manual_seed(0)
+        for _ in range(2):
+            call(tensors(), dropout_p=0.1).square().sum().backward()
+        return torch.get_rng_state()
+
+    for _ in range(3):
+        after = drawn()
+    before = repeats.native.counts()
+    assert drawn().equal(after)
+    known, _, passes, _ = (a - b for a, b in zip(repeats.native.counts(), before, strict=True))
+    assert (known, passes) == (2, 2)
+    native.switch(False)
+    assert drawn().equal(after)
+    native.switch(True, noted.library)
+
+
 CHECKS = (
+    each_call_draws_a_seed,
     what_lies_badly_is_repeated_in_python,
     no_graph_where_none_is_wanted,
     gradients_lie_as_the_inputs,

@@ -44,12 +44,16 @@ class Launched(NamedTuple):
 def parameter_sizes(cubin: bytes) -> list[int]:
     """Return the bytes of each parameter of the one kernel, as its assembler wrote them down."""
     # Records of the section .nv.info: format 4, attribute 0x17 (KPARAM_INFO), 12 bytes.
-    found, at = {}, cubin.find(b"\x04\x17\x0c\x00")
-    while at >= 0:
-        _, ordinal, _, packed = struct.unpack_from("<IHHI", cubin, at + 4)
-        found[ordinal] = packed >> 18
-        at = cubin.find(b"\x04\x17\x0c\x00", at + 1)
-    return [found[ordinal] for ordinal in range(len(found))]
+    # They follow each other, the last parameter first; the same bytes may stand elsewhere too.
+    sizes: list[int] = []
+    at = -1
+    while not sizes:
+        at = cubin.index(b"\x04\x17\x0c\x00", at + 1)
+        last = struct.unpack_from("<H", cubin, at + 8)[0]
+        records = [struct.unpack_from("<IIHHI", cubin, at + 16 * i) for i in range(last + 1)]
+        if [ordinal for _, _, ordinal, _, _ in records] == list(range(last, -1, -1)):
+            sizes = [packed >> 18 for *_, packed in reversed(records)]
+    return sizes
 
 
 @contextmanager

@@ -29,6 +29,8 @@ CALLS = {
     "no scores": {"scores": False, "band": False},
     "128 wide": {"dim": 128},
     "decoding": {"queries": 1, "length": 2000, "band": False},
+    "dropout": {"options": {"dropout_p": 0.2}},
+    "dropout, short": {"length": 100, "mask": True, "options": {"dropout_p": 0.2}},
 }
 
 

@@ -11,14 +11,19 @@ import torch
 from tisa.shapes import Float, Int, Tensor
 
 
+def drawn_seed(like: torch.Tensor) -> torch.Tensor:
+    """Return a new seed from torch's generator of that tensor's device."""
+    return torch.randint(2**31 - 1, (), dtype=torch.int32, device=like.device)
+
+
 # An operator of our own, so that a compiled graph draws the seed as eager code does: the same
 # `torch.manual_seed` gives the same entries in both.
 @torch.library.custom_op(
     "tisa::dropout_seed", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
 def dropout_seed(like: torch.Tensor) -> torch.Tensor:
-    """Return a new seed from torch's generator of that tensor's device."""
-    return torch.randint(2**31 - 1, (), dtype=torch.int32, device=like.device)
+    """Return a new seed, as a node of the graph where there is one."""
+    return drawn_seed(like)
 
 
 @dropout_seed.register_fake

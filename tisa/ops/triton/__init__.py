@@ -79,7 +79,7 @@ def _new_enough(device: torch.device) -> bool:
 def attend(call: Call) -> tuple[Tensor, Tensor | None]:
     """Return the attention output in the query's dtype and, if asked for, the log-sum-exp."""
     output, statistics = operators.attend(
-        _inputs(call),
+        _inputs(call, dropout_seed(call.query) if call.dropout_p > 0 else None),
         inference=not needs_gradient(
             call.query, call.key, call.value, call.scores, call.key_scores
         ),
@@ -94,22 +94,26 @@ def repeat(call: Call) -> Repeat | None:
 
     It takes query, key, value, scores, band and mask, and looks at none of them.
     """
-    return operators.repeat(_inputs(call)) if _repeatable(call) else None
+    return operators.repeat(_inputs(call, _any_seed(call))) if _repeatable(call) else None
 
 
 def record(call: Call, told: tuple[object, ...]) -> None:
     """Make this call known to C++ by what `attention` was told (`repeats.native`)."""
     if _repeatable(call):
-        operators.record(_inputs(call), told)
+        operators.record(_inputs(call, _any_seed(call)), told)
 
 
 def _repeatable(call: Call) -> bool:
-    settled = call.dropout_p == 0 and not call.packed and isinstance(call.query_start, int)
-    settled = settled and call.key_scores is None
+    settled = call.key_scores is None and not call.packed and isinstance(call.query_start, int)
     return settled and not call.return_lse and call.query.dtype != torch.float32
 
 
-def _inputs(call: Call) -> Inputs:
+def _any_seed(call: Call) -> Tensor | None:
+    """Return what lies as a seed does; drawing one would change what is drawn afterwards."""
+    return call.query.new_empty((), dtype=torch.int32) if call.dropout_p > 0 else None
+
+
+def _inputs(call: Call, seed: Tensor | None) -> Inputs:
     start = call.query_start
     return Inputs(
         call.query,
@@ -119,7 +123,7 @@ def _inputs(call: Call) -> Inputs:
         call.key_scores,
         call.band,
         call.attn_mask,
-        dropout_seed(call.query) if call.dropout_p > 0 else None,
+        seed,
         call.cu_seqlens,
         start if isinstance(start, Tensor) else None,
         call.max_seqlen,

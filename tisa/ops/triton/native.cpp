@@ -128,6 +128,8 @@ bool described(PyObject* const* values, Py_ssize_t count, Six& tensors, Key& key
 
 struct Entry : torch::CustomClassHolder {
   Pass forward;
+  // Whether weights are dropped: each call then draws a seed.
+  bool drops;
   // How the saved tensors lay: hooks may bring back others.
   Key saved;
   // What computes gradients in Python, and makes its launches known.
@@ -168,17 +170,24 @@ Key layouts(at::ArrayRef<Tensor> tensors) {
   return key;
 }
 
-// The operators know ten inputs; four of them no known call has: the keys' scores, and the last.
-std::vector<Tensor> ten(at::ArrayRef<Tensor> six) {
-  std::vector<Tensor> all(six.begin(), six.end());
+// The operators know ten inputs; three of them no known call has. After the six stands the seed.
+std::vector<Tensor> ten(at::ArrayRef<Tensor> seven) {
+  std::vector<Tensor> all(seven.begin(), seven.end());
+  // Scores of keys come after those of offsets.
   all.insert(all.begin() + 4, Tensor());
   all.resize(10);
   return all;
 }
 
+// As `ops.dropout.drawn_seed`: the same generator gives the same seeds.
+Tensor drawn_seed(const Known& known, const Tensor& like) {
+  if (!known->drops) return {};
+  return at::randint((int64_t(1) << 31) - 1, {}, like.options().dtype(at::kInt));
+}
+
 struct Attention : torch::autograd::Function<Attention> {
   struct Rest {
-    Tensor band, mask;
+    Tensor band, mask, seed;
     Known known;
     CUstream stream;
   };
@@ -187,11 +196,12 @@ struct Attention : torch::autograd::Function<Attention> {
       torch::autograd::AutogradContext* ctx, const Tensor& query, const Tensor& key,
       const Tensor& value, const std::optional<Tensor>& told_scores, const Rest& rest) {
     const Tensor scores = told_scores.value_or(Tensor());
-    const Six six{query, key, value, scores, rest.band, rest.mask};
-    const auto made = rest.known->forward.run(ten(six), query.device(), rest.stream);
+    const auto made = rest.known->forward.run(
+        ten({query, key, value, scores, rest.band, rest.mask, rest.seed}), query.device(),
+        rest.stream);
     // In the order of `operators.Eager`: a checkpoint may go there the other time.
     ctx->save_for_backward(
-        {made[0], made[1], query, key, value, scores, rest.band, rest.mask});
+        {made[0], made[1], query, key, value, scores, rest.band, rest.mask, rest.seed});
     ctx->saved_data["known"] = c10::IValue::make_capsule(rest.known);
     ctx->set_materialize_grads(false);
     return made[0];
@@ -224,7 +234,7 @@ struct Attention : torch::autograd::Function<Attention> {
       const py::gil_scoped_acquire gil;
       stream = current_stream(upstream.device());
     }
-    auto given = ten({saved.data() + 2, TENSORS});
+    auto given = ten({saved.data() + 2, TENSORS + 1});
     given.insert(given.end(), {upstream, Tensor(), saved[0], saved[1]});
     auto made = pass->run(given, upstream.device(), stream);
     for (size_t i = 0; i < 4; i++) {
@@ -357,13 +367,16 @@ PyObject* attend(PyObject*, PyObject* const* values, Py_ssize_t count) {
   Tensor output;
   {
     const py::gil_scoped_release released;
+    const Tensor seed = drawn_seed(known, six[0]);
     if (needs) {
-      const Attention::Rest rest{six[4], six[5], known, stream};
+      const Attention::Rest rest{six[4], six[5], seed, known, stream};
       const auto scores = six[3].defined() ? std::optional<Tensor>(six[3]) : std::nullopt;
       output = Attention::apply(six[0], six[1], six[2], scores, rest);
     } else {
       const at::NoGradGuard guard;
-      output = known->forward.run(ten(six), six[0].device(), stream)[0];
+      std::vector<Tensor> seven(six.begin(), six.end());
+      seven.push_back(seed);
+      output = known->forward.run(ten(seven), six[0].device(), stream)[0];
     }
   }
   return THPVariable_Wrap(std::move(output));
@@ -431,9 +444,10 @@ py::capsule pass_of(const py::list& buffers, const py::list& launches) {
   return {made.release(), [](void* p) { delete static_cast<std::shared_ptr<Pass>*>(p); }};
 }
 
-// Remember a call: its forward pass, how what it saves lies, and what computes gradients in Python.
+// Remember a call: its forward pass, how what it saves lies (its seed, if it drops weights), and
+// what computes gradients in Python.
 bool keep(const py::tuple& given, const py::capsule& pass, const std::vector<Tensor>& saved,
-          const py::object& slow) {
+          const py::object& seed, const py::object& slow) {
   Six six;
   Key key;
   bool needs = false;
@@ -445,6 +459,8 @@ bool keep(const py::tuple& given, const py::capsule& pass, const std::vector<Ten
   entry->forward = **pass.get_pointer<std::shared_ptr<Pass>>();
   std::vector<Tensor> all(saved.begin(), saved.end());
   all.insert(all.end(), six.begin(), six.end());
+  all.push_back(seed.is_none() ? Tensor() : seed.cast<Tensor>());
+  entry->drops = !seed.is_none();
   entry->saved = layouts(all);
   entry->slow = slow.inc_ref().ptr();
   calls[key] = std::move(entry);

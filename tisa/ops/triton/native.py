@@ -189,10 +189,14 @@ def pass_of(templates: Sequence[Template], made: Sequence[Tensor]) -> Any | None
 
 
 def keep(
-    told: tuple[object, ...], forward: Any, saved: Sequence[Tensor], slow: Callable[..., Any]
+    told: tuple[object, ...],
+    forward: Any,
+    saved: Sequence[Tensor],
+    seed: Tensor | None,
+    slow: Callable[..., Any],
 ) -> None:
     """Remember a call by its arguments: `saved`: output and statistics; `slow`: its gradients."""
-    repeats.native.keep(told, forward, saved, slow)
+    repeats.native.keep(told, forward, saved, seed, slow)
 
 
 def _launch(template: Template) -> tuple[Any, ...]:

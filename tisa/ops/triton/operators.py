@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tisa.ops.call import likeness, needs_gradient, plain
+from tisa.ops.dropout import drawn_seed
 from tisa.ops.repeats import Repeat
 from tisa.ops.schema import refuse_second_derivative, schema_of
 from tisa.ops.triton import native, plan, plan_backward
@@ -307,7 +308,7 @@ def repeat(inputs: Inputs) -> Repeat | None:
     ready = prepared(inputs)
     if any(a is not b for a, b in zip(ready.inputs, inputs, strict=True)):
         return None
-    before, after = ready.known, inputs[7:]
+    before, after, drops = ready.known, inputs[8:], inputs.seed is not None
 
     def again(
         query: Tensor,
@@ -319,10 +320,11 @@ def repeat(inputs: Inputs) -> Repeat | None:
     ) -> Tensor:
         if query.is_cuda:
             native.count()
+        seed = drawn_seed(query) if drops else None
         if needs_gradient(query, key, value, scores):
-            rest = (band, mask, *after)
+            rest = (band, mask, seed, *after)
             return Eager.apply(query, key, value, scores, None, rest, before)[0]
-        inputs = Inputs(query, key, value, scores, None, band, mask, *after)
+        inputs = Inputs(query, key, value, scores, None, band, mask, seed, *after)
         return run_forward(Prepared(inputs, before), inference=True)[0]
 
     return again
@@ -342,9 +344,10 @@ def record(inputs: Inputs, told: tuple[object, ...]) -> None:
     forward = _pass(ready, what, (output, statistics, *([] if scratch is None else [scratch])))
     if forward is None:
         return
-    rest = inputs[7:]
+    rest, seed = inputs[8:], inputs.seed
 
     def slow(saved: list[Any], upstream: Tensor, four: tuple[bool, ...], ordinary: bool) -> Any:
+        # Output, statistics, the six tensors that C++ is told of, and the seed.
         inputs = Inputs._make((*saved[2:6], None, *saved[6:], *rest))
         needs: Any = (*four, False)
         backward = Upstream(upstream, None, *saved[:2])
@@ -355,7 +358,7 @@ def record(inputs: Inputs, told: tuple[object, ...]) -> None:
         written, scratch = _written_backward(ready, needs)
         return gradients, _pass(ready, _backward(backward, needs), (*written, scratch))
 
-    native.keep(told, forward, (output, statistics), slow)
+    native.keep(told, forward, (output, statistics), seed, slow)
 
 
 def _six(inputs: Inputs) -> tuple[Tensor | None, ...]:
