@@ -24,7 +24,7 @@ BUDGET = {
          "256 wide, added mask": 3072, "key scores, 128 wide": 1024, "key scores, 256 wide": 2560,
          "float32, key scores": 2560},
     80: {"256 wide": 9216, "float32, 256 wide": 16_384, "256 wide, added mask": 9216,
-         "key scores, 256 wide": 9216},
+         "key scores, 256 wide": 9216, "key scores, dense mask": 768},
 }  # fmt: skip
 OTHERWISE = 640
 SHARED = {90: 232_448, 80: 166_912}
