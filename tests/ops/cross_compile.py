@@ -145,6 +145,7 @@ CALLS = {
     "key scores alone": GATED,
     "key scores, causal": {"key_scores": True, "window": (None, 0)},
     "key scores alone, causal": GATED | {"window": (None, 0), "length": 4096},
+    "key scores, long": {"key_scores": True, "length": 4096},
     "key scores, packed": {"key_scores": True, "packed": True},
     "key scores, grouped": {"key_scores": True, "key_heads": 2},
     "key scores, key mask": {"key_scores": True, "mask": "key"},

@@ -21,12 +21,15 @@ ROOT = SCRIPT.parent.parent.parent
 BUDGET = {
     90: {"256 wide": 2048, "float32": 2560, "float32, 128 wide": 2560, "float32, 256 wide": 16_384,
          "float32, added mask": 2560, "short, added mask": 1536, "128 wide, added mask": 2048,
-         "256 wide, added mask": 3072},
-    80: {"256 wide": 9216, "float32, 256 wide": 16_384, "256 wide, added mask": 9216},
+         "256 wide, added mask": 3072, "key scores, 128 wide": 1024, "key scores, 256 wide": 2560,
+         "float32, key scores": 2560},
+    80: {"256 wide": 9216, "float32, 256 wide": 16_384, "256 wide, added mask": 9216,
+         "key scores, 256 wide": 9216, "key scores, dense mask": 768},
 }  # fmt: skip
 OTHERWISE = 640
 SHARED = {90: 232_448, 80: 166_912}
-QUICK = {90: ["band", "no band", "causal", "packed", "short, added mask"], 80: ["band"]}
+QUICK = {90: ["band", "no band", "causal", "packed", "short, added mask", "key scores, causal"],
+         80: ["band"]}  # fmt: skip
 
 
 def reports(capability, *names):

@@ -4,6 +4,7 @@ docs/attention.md derives it. Every line imports only from lines above it:
 
     arguments.py       the arguments of the kernels, in groups that they share
     tiles.py           where a tile stands, what it adds to the logits
+    columns.py         what each key adds to its logits
     forward.py         attention
     scores.py          the gradient of the score vector
     backward_query.py  the gradient of the query, and what the others need

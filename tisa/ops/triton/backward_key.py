@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from tisa.ops.triton import tiles
+from tisa.ops.triton import columns, tiles
 from tisa.ops.triton.arguments import CHANGING
 
 
@@ -20,7 +20,7 @@ class Tile(NamedTuple):
 
 
 class KeyScores(NamedTuple):
-    """What keys add to their logits, through a descriptor; where the gradient of that goes."""
+    """What keys add to their logits; where the gradient of that goes."""
 
     scores: Any
     gradient: Any
@@ -58,14 +58,14 @@ def key_tile(
     BLOCK_N: tl.constexpr = FIXED.BLOCK_N
     j0, grad_k, grad_v = tile.j0, tile.grad_k, tile.grad_v
     grad_of_keys = tl.zeros([BLOCK_N], tl.float32)
-    of_keys = tiles.of_keys(key_scores.scores, rules, here, head, j0, FIXED)
+    of_keys = columns.of_keys(key_scores.scores, here, head, j0, FIXED)
     band = tiles.band_of(rules, ends, frame)
     edges = tiles.edge_scores(rules, head, band, frame, FIXED)
     # Down a column distances fall: what is above the band comes first.
     r = tiles.ranges(
         j0, here.queries, -frame.far, -frame.near, -band.high, -band.low, BLOCK_N, BLOCK_M
     )
-    factor = tiles.factor_of(tiles.in_units(rules.scale, FIXED), key_scores.scores, FIXED)
+    factor = columns.factor_of(tiles.in_units(rules.scale, FIXED), key_scores.scores, FIXED)
     for phase in tl.static_range(1 if FIXED.ONE_LOOP else 2):
         begin = r.first if FIXED.ONE_LOOP else 0
         end = r.last
@@ -91,7 +91,7 @@ def key_tile(
             dot = tl.reshape(streamed.delta.load([row, here.row_start + i0]), [BLOCK_M])
             logits = tl.dot(tile.k, tl.trans(q), input_precision=FIXED.PRECISION)
             grad_p = tl.dot(tile.v, tl.trans(grad), input_precision=FIXED.PRECISION)
-            logits = tiles.with_keys(logits, of_keys, key_scores.scores, rules.scale)
+            logits = columns.with_keys(logits, of_keys, key_scores.scores, rules.scale)
             if FIXED.SPLIT:
                 # As the forward pass adds up, so that large numbers are rounded alike.
                 logits = logits * factor + edge
@@ -122,7 +122,7 @@ def key_tile(
             grad_v = tl.dot(dropped.to(grad.dtype), grad, grad_v, input_precision=FIXED.PRECISION)
             grad_k = tl.dot(grad_logits.to(q.dtype), q, grad_k, input_precision=FIXED.PRECISION)
     if key_scores.gradient is not None:
-        tiles.store_of_keys(key_scores.gradient, grad_of_keys, here, head, j0)
+        columns.store(key_scores.gradient, grad_of_keys, here, head, j0)
     return grad_k, grad_v
 
 

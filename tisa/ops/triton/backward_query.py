@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from tisa.ops.triton import scores, tiles
+from tisa.ops.triton import columns, scores, tiles
 from tisa.ops.triton.arguments import CHANGING
 
 
@@ -71,7 +71,7 @@ def query_gradient(
     PARTS: tl.constexpr = FIXED.PARTS
     sum_below, sum_above, sum_inside = found.below, found.above, found.inside
     r = tiles.ranges(i0, here.keys, frame.near, frame.far, band.low, band.high, BLOCK, BLOCK)
-    factor = tiles.factor_of(tiles.in_units(rules.scale, FIXED), key_scores, FIXED)
+    factor = columns.factor_of(tiles.in_units(rules.scale, FIXED), key_scores, FIXED)
     key_head = here.head // FIXED.GROUP
     total = tl.zeros([BLOCK, DIM], tl.float32)
     # The upper half of a tile's diagonals is the lower half of the next tile's: it waits for that.
@@ -82,6 +82,7 @@ def query_gradient(
     low_part = tl.zeros([SLOT], tl.float32)
     high_part = tl.zeros([SLOT], tl.float32)
     for phase in tl.static_range(2):
+        of_keys = columns.of_tile(key_scores, here, here.head, 0, r, phase == 0, FIXED)
         for number in tl.range(0, tiles.count_of(r, phase == 0)):
             if phase == 0:
                 j0 = tiles.plain_tile(number, r) * BLOCK
@@ -99,12 +100,13 @@ def query_gradient(
                 old_high = tl.load(slot + BLOCK // 2, mask=is_first & is_inside, other=0.0)
             if phase == 1 and rules.scores is not None:
                 window = tiles.score_window(rules, here.head, j0 - i0, band, frame, FIXED)
-            of_keys = tiles.of_keys(key_scores, rules, here, here.head, j0, FIXED)
             at = [here.batch, key_head, here.token + j0, 0]
             k = tl.reshape(key.load(at), [BLOCK, DIM])
             v = tl.reshape(value.load(at), [BLOCK, FIXED.VALUE_DIM])
             logits = tl.dot(own.q, tl.trans(k), input_precision=FIXED.PRECISION)
-            logits = tiles.with_keys(logits, of_keys, key_scores, rules.scale) * factor
+            logits = columns.with_keys(logits, of_keys, key_scores, rules.scale) * factor
+            after = number + 1
+            of_keys = columns.of_tile(key_scores, here, here.head, after, r, phase == 0, FIXED)
             grad_p = tl.dot(own.grad, tl.trans(v), input_precision=FIXED.PRECISION)
             if phase == 1:
                 if rules.scores is not None:

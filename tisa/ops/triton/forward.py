@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tisa.ops.triton import tiles
+from tisa.ops.triton import columns, tiles
 from tisa.ops.triton.arguments import CHANGING
 
 
@@ -38,11 +38,12 @@ def forward_kernel(
     band = tiles.band_of(rules, ends, frame)
     edges = tiles.edge_scores(rules, here.head, band, frame, FIXED)
     r = tiles.ranges(i0, here.keys, frame.near, frame.far, band.low, band.high, BLOCK_M, BLOCK_N)
-    factor = tiles.factor_of(rules.scale, key_scores, FIXED)
+    factor = columns.factor_of(rules.scale, key_scores, FIXED)
     total = tl.zeros([BLOCK_M, VALUE_DIM], tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], -float("inf"), tl.float32)
     for phase in tl.static_range(2):
+        of_keys = columns.of_tile(key_scores, here, here.head, 0, r, phase == 0, FIXED)
         for number in tl.range(0, tiles.count_of(r, phase == 0)):
             if phase == 0:
                 j0 = tiles.plain_tile(number, r) * BLOCK_N
@@ -52,11 +53,12 @@ def forward_kernel(
             j0 = tl.multiple_of(j0, BLOCK_N)
             if phase == 1 and rules.scores is not None:
                 window = tiles.score_window(rules, here.head, j0 - i0, band, frame, FIXED)
-            of_keys = tiles.of_keys(key_scores, rules, here, here.head, j0, FIXED)
             at = [here.batch, key_head, here.token + j0, 0]
             k = tl.reshape(key.load(at), [BLOCK_N, FIXED.DIM])
             logits = tl.dot(q, tl.trans(k), input_precision=FIXED.PRECISION)
-            logits = tiles.with_keys(logits, of_keys, key_scores, rules.scale)
+            logits = columns.with_keys(logits, of_keys, key_scores, rules.scale)
+            after = number + 1
+            of_keys = columns.of_tile(key_scores, here, here.head, after, r, phase == 0, FIXED)
             if phase == 0 and rules.mask is None and not FIXED.SPLIT:
                 # What is added and the maximum are one number per row: one multiply-add each. It
                 # rounds otherwise than the backward pass does, which shows in float32.

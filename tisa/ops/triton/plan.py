@@ -3,6 +3,7 @@
 Outputs are written through pointers, because a tile may reach into the next sequence.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -41,14 +42,14 @@ def compiled_as(problem: Problem, tiles: Tiles) -> dict[str, int]:
 
 def forward(problem: Problem, output: Tensor, statistics: Tensor) -> list[Launch]:
     """Return what fills the output and the statistics of each query."""
-    tiles, scale = problem.tiles.forward, problem.inputs.scale
+    tiles, scale = _forward_tiles(problem), problem.inputs.scale
     unit = problem.unit if problem.key_scores is None else 1.0
     count = problem.count(tiles.block_m)
     arguments = dict(
         query=problem.read("query", tiles.block_m),
         key=problem.read("key", tiles.block_n),
         value=problem.read("value", tiles.block_n),
-        key_scores=problem.read_key_scores(tiles.block_n),
+        key_scores=strided_keys(problem.key_scores),
         rules=problem.rules._replace(scale=abs(scale) * unit),
         output=strided(batched(output) if problem.packed else output),
         statistics=statistics_of(statistics),
@@ -64,6 +65,16 @@ def forward(problem: Problem, output: Tensor, statistics: Tensor) -> list[Launch
         **compiled_as(problem, tiles),
     )
     return [Launch(forward_kernel, count * problem.sequences * problem.heads, arguments)]
+
+
+def _forward_tiles(problem: Problem) -> Tiles:
+    tiles, mask = problem.tiles.forward, problem.inputs.mask
+    dense = mask is not None and mask.shape[2] > 1
+    tuned = problem.half and problem.copy_engine and tiles.block_m == tiles.block_n == 64
+    if problem.key_scores is None or dense or not tuned:
+        return tiles
+    # For a fourth program on a multiprocessor; a few bytes are spilled.
+    return replace(tiles, maxnreg=128)
 
 
 def _parts(problem: Problem) -> tuple[int, int, int]:

@@ -146,12 +146,6 @@ class Problem:
             getattr(self, name), rows, self.value_dim if name == "value" else self.dim
         )
 
-    def read_key_scores(self, keys: int) -> TensorDescriptor | StridedKeys | None:
-        """Return what `tiles.of_keys` reads in tiles of so many keys; None if they add nothing."""
-        if self.key_scores is None or self.packed:
-            return strided_keys(self.key_scores)
-        return descriptor(self.key_scores, keys)
-
     def count(self, block: int, *, keys: bool = False) -> int:
         """Return how many tiles a sequence has."""
         return triton.cdiv(self.keys if keys else self.queries, block)
@@ -227,24 +221,30 @@ def loadable(tensor: Tensor) -> Tensor:
 
 
 def loadable_keys(key_scores: Tensor, packed: bool) -> Tensor:
-    """Return (batch, heads, keys), packed (total, heads), or a copy with keys as neighbours."""
+    """Return (batch, heads, keys), packed (total, heads), or a copy as kernels read them.
+
+    Keys are neighbours, and rows begin at multiples of 16 bytes.
+    """
     return loadable(key_scores.t()).t() if packed else loadable(key_scores)
 
 
-def descriptor(tensor: Tensor, *tile: int) -> TensorDescriptor:
-    """Return how to read (batch, heads, length, dim) or (batch, heads, keys) in such tiles."""
+def descriptor(tensor: Tensor, rows: int, width: int) -> TensorDescriptor:
+    """Return how to read (batch, heads, length, dim) in tiles of rows × width."""
     # The stride of an axis of length 1 is never used, but must be a multiple of 16 bytes.
     strides = [
         stride if size > 1 else 128
         for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
     ]
     strides[-1] = 1
-    return TensorDescriptor(tensor, list(tensor.shape), strides, [1, 1, *tile])
+    return TensorDescriptor(tensor, list(tensor.shape), strides, [1, 1, rows, width])
 
 
 def strided_keys(tensor: Tensor | None) -> StridedKeys | None:
-    """Return (batch, heads, keys) as kernels read and write them without a descriptor."""
-    return None if tensor is None else StridedKeys(tensor, *tensor.stride()[:2])
+    """Return (batch, heads, keys) as kernels read and write them."""
+    if tensor is None:
+        return None
+    sizes = zip(tensor.shape[:2], tensor.stride()[:2], strict=True)
+    return StridedKeys(tensor, *(0 if size == 1 else stride for size, stride in sizes))
 
 
 def strided(tensor: Tensor) -> Strided:

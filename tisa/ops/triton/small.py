@@ -9,7 +9,7 @@ read, which at these lengths costs more than the arithmetic.
 import triton
 import triton.language as tl
 
-from tisa.ops.triton import scores, tiles
+from tisa.ops.triton import columns, scores, tiles
 from tisa.ops.triton.arguments import CHANGING
 
 
@@ -36,7 +36,7 @@ def small_kernel(
     BLOCK: tl.constexpr = FIXED.BLOCK_M
     programs = tl.num_programs(0) // heads
     head = tl.program_id(0) // programs
-    factor = tiles.factor_of(tiles.in_units(rules.scale, FIXED), key_scores, FIXED)
+    factor = columns.factor_of(tiles.in_units(rules.scale, FIXED), key_scores, FIXED)
     i = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
     for number in tl.range(tl.program_id(0) % programs, sequences, programs):
@@ -55,8 +55,10 @@ def small_kernel(
         dot = tl.where(is_query, dot, 0.0)
         k = tl.reshape(key.load(at), [BLOCK, FIXED.DIM])
         v = tl.reshape(value.load(at), [BLOCK, FIXED.VALUE_DIM])
-        of_keys = tiles.of_keys(key_scores, rules, here, head, 0, FIXED)
-        logits = tiles.with_keys(tl.dot(q, tl.trans(k)), of_keys, key_scores, rules.scale) * factor
+        of_keys = columns.of_keys(key_scores, here, head, 0, FIXED)
+        logits = (
+            columns.with_keys(tl.dot(q, tl.trans(k)), of_keys, key_scores, rules.scale) * factor
+        )
         if rules.scores is not None:
             # Not before the loop: there they would take registers that are spilled then. Nor does
             # the compiler move them, since it cannot know that this is 0.
@@ -81,7 +83,7 @@ def small_kernel(
         grad_logits = p * (grad_p - dot[:, None])
         total += grad_logits
         if grad_key_scores is not None:
-            tiles.store_of_keys(grad_key_scores, tl.sum(grad_logits, 0), here, head, 0)
+            columns.store(grad_key_scores, tl.sum(grad_logits, 0), here, head, 0)
         narrow = grad_logits.to(q.dtype)
         grad_k = tl.dot(tl.trans(narrow), q) * rules.scale
         grad_q = tl.dot(narrow, k) * rules.scale

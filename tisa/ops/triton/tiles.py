@@ -354,58 +354,6 @@ def add_mask(logits, mask, place, head, i0, j0, FIXED: tl.constexpr):
 
 
 @triton.jit
-def of_keys(key_scores, rules, place, head, j0, FIXED: tl.constexpr):
-    """Return what each key of a tile adds to its logits, 0 past the end.
-
-    As the caller has it, not in the kernel's units. Through a descriptor, but of packed sequences,
-    which begin anywhere: a descriptor reads from multiples of 16 bytes on.
-    """
-    if key_scores is None:
-        return 0.0
-    else:
-        if rules.cu_seqlens is None:
-            found = tl.reshape(key_scores.load([place.batch, head, j0]), [FIXED.BLOCK_N])
-        else:
-            j = j0 + tl.arange(0, FIXED.BLOCK_N)
-            row = key_scores.pointer + head.to(tl.int64) * key_scores.head + place.token
-            found = tl.load(row + j, mask=j < place.keys, other=0.0)
-        if FIXED.KEYS_FIRST:
-            return found[:, None]
-        else:
-            return found[None, :]
-
-
-@triton.jit
-def with_keys(logits, added, key_scores, scale):
-    """Return the products of a tile, scaled where the keys add to them: with what they add."""
-    if key_scores is None:
-        return logits
-    else:
-        return logits * scale + added
-
-
-@triton.jit
-def factor_of(scale, key_scores, FIXED: tl.constexpr):
-    """Return what brings the result of `with_keys` into the kernel's units; `scale` is in them.
-
-    Another number is added next, so that this takes no instruction of its own.
-    """
-    if key_scores is None:
-        return scale
-    else:
-        return in_units(1.0, FIXED)
-
-
-@triton.jit
-def store_of_keys(gradient, found, place, head, j0):
-    """Store a number for each key of a tile, up to the end of its sequence."""
-    j = j0 + tl.arange(0, found.shape[0])
-    spots = gradient.pointer + tl.cast(place.batch, tl.int64) * gradient.batch
-    spots += head.to(tl.int64) * gradient.head + place.token
-    tl.store(spots + j, found, mask=j < place.keys)
-
-
-@triton.jit
 def _mixed(x):
     x = x ^ (x >> 16)
     x = x * 0x7FEB352D
