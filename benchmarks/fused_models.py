@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -276,6 +276,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", default=["512x1", "2048x1"], help="length x batch")
     parser.add_argument("--work", nargs="*", default=["step", "forward"], choices=WAYS)
     parser.add_argument("--dropout", type=float, help="instead of the config's")
+    parser.add_argument("--stock", nargs="*", help="only these implementations of stock attention")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
@@ -290,9 +291,18 @@ def main() -> None:
                                           torch.device(args.device))  # fmt: skip
     record |= {"transformers": transformers.__version__, "threads": torch.get_num_threads()}
     record |= {"rows": [], "not timed": {}}
+    if args.device != "cpu":
+        from tisa.ops.triton import native
+
+        # What a training loop goes over to after 200 calls.
+        native.switch(True)
+        record["calls in C++"] = native.state
     dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
     for name in args.models:
-        models, lacking = contenders(SHAPES[name], args.device, dtype, args.compiled)
+        shape = SHAPES[name]
+        if args.stock is not None:
+            shape = replace(shape, stock=tuple(s for s in shape.stock if s in args.stock))
+        models, lacking = contenders(shape, args.device, dtype, args.compiled)
         if args.dropout is not None:
             for model in models.values():
                 _set_dropout(model, args.dropout)

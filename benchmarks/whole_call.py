@@ -315,7 +315,8 @@ def key(row: dict) -> tuple:
 def other_checkout(checkout: Path, args) -> tuple[list[dict], str]:
     """Return the rows of this script with another checkout's package, and that one's commit."""
     command = [sys.executable, str(Path(__file__).resolve()), "--as-old", "--rounds",
-               str(args.rounds), *(["--rehearse"] if args.rehearse else [])]  # fmt: skip
+               str(args.rounds), *(["--rehearse"] if args.rehearse else []),
+               *(["--lengths", *map(str, args.lengths)] if args.lengths else [])]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(checkout.resolve())}
     answer = subprocess.run(command, env=environment, cwd=checkout, capture_output=True, text=True)
     if answer.returncode:
@@ -333,6 +334,7 @@ def commit_of(folder: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--lengths", type=int, nargs="*", help="only these numbers of tokens")
     parser.add_argument("--old", type=Path, help="a checkout of the package to compare with")
     parser.add_argument("--rehearse", action="store_true", help="little, interpreted, no GPU")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -344,7 +346,13 @@ def main() -> None:
         raise SystemExit("it needs a CUDA device; --rehearse goes through it without one")
     dtype = torch.float16 if args.rehearse else torch.bfloat16
     backend, shapes = ("triton", [(24, 1, 64, False)]) if args.rehearse else ("auto", SHAPES)
+    shapes = [shape for shape in shapes if not args.lengths or shape[0] in args.lengths]
     args.rounds = 1 if args.rehearse else args.rounds
+    if device == "cuda" and not args.as_old:
+        from tisa.ops.triton import native
+
+        # What a training loop goes over to after 200 calls.
+        native.switch(True)
     # Not fitted ones: kernels that stand hundreds of offsets away have gradients that are small
     # differences of large sums, and say nothing of the code (docs/log.md).
     for name, make in ({"TISA": lambda: tisa.TISA(HEADS)} | MADE).items():

@@ -202,7 +202,7 @@ class Trial:
             if backend == "ring":
                 # So are its pieces joined, by sums whose scores no row's largest is taken off.
                 more = 2 * FLOAT32 * self.lse * self.terms.get(name, 0.0)
-            # In which order a product is summed is the library's affair, and eager code may be lucky:
+            # In which order a product is summed is the library's affair; eager code may be lucky:
             # the same product in rows of 12 and of 3 had 3.1e-5 and 1.1e-5 of error beside a logit
             # of 94.
             rounding = max(self.cancelling() / 2, self.height / 4)
