@@ -231,7 +231,7 @@ def test_key_scores_are_a_mask_with_one_row(name, dtype):
         return [out, *torch.autograd.grad(out, wanted, upstream.to(kind))]
 
     exact, found = run(torch.float64, "reference"), run(dtype, "triton")
-    tolerance = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
+    tolerance = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
     scale = max(x.norm() for x in exact)
     for got, want in zip(found, exact, strict=True):
         assert (got.double() - want).norm() <= tolerance * max(want.norm(), 0.1 * scale)

@@ -75,15 +75,22 @@ def test_operators_keep_the_rules_of_operators(name):
         )
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"dropout_p": 0.3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"dropout_p": 0.3}, {"gated": True}], ids=str
+)
 def test_a_compiled_graph_gives_what_eager_code_gives(options):
     torch.compiler.reset()
     scoring = tisa.TISA(2)
+    gated = options.get("gated", False)
+    options = {name: x for name, x in options.items() if name != "gated"}
 
     def run(query, key, value):
         band = scoring.band(query.dtype)
         vector = scoring(query.shape[2])
-        return tisa.attention(query, key, value, vector, band=band, backend="triton", **options)
+        more = {"key_scores": key.square().sum(-1).cumsum(-1)} if gated else {}
+        return tisa.attention(
+            query, key, value, vector, band=band, backend="triton", **options, **more
+        )
 
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     found = []
