@@ -28,7 +28,7 @@ BUDGET = {
 }  # fmt: skip
 OTHERWISE = 640
 SHARED = {90: 232_448, 80: 166_912}
-QUICK = {90: ["band", "no band", "causal", "packed", "short, added mask", "key scores, causal"],
+QUICK = {90: ["band", "no band", "key scores, causal", "packed", "short, added mask"],
          80: ["band"]}  # fmt: skip
 
 
