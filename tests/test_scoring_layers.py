@@ -219,3 +219,34 @@ def test_on_a_gpu_one_launch_makes_them(name, monkeypatch):
     # What torch.func looks into is the module itself.
     torch.func.vmap(lambda x: scores_of(functions, 6, 9)[0].sum() * x)(torch.ones(2))
     assert launched == expected
+
+
+def test_what_nothing_changes_is_made_once_on_a_gpu(monkeypatch):
+    function, asked = tisa.ALiBi(3), []
+    forward = tisa.ALiBi.scores
+    monkeypatch.setattr(
+        tisa.ALiBi, "scores", lambda self, offsets: asked.append(1) or forward(self, offsets)
+    )
+    expected = function(4, 6)
+    scores_of([function], 4, 6)
+    scores_of([function], 4, 6)
+    assert len(asked) == 3  # on a CPU each call asks
+    monkeypatch.setattr(layers, "GPUS", ("cpu",))
+    monkeypatch.setattr(layers, "_made", {})
+    asked.clear()
+    with torch.inference_mode():
+        first = scores_of([function, tisa.ALiBi(3)], 4, 6)
+    again = scores_of([function], 4, 6)
+    assert len(asked) == 1
+    for found in (*first, *again):
+        assert torch.equal(found, expected)
+    # Saved for a backward pass, though first made for inference.
+    assert not again[0].is_inference()
+    for other in ((5, 6, None), (4, 6, 1)):
+        found = scores_of([function], *other[:2], query_start=other[2])[0]
+        assert torch.equal(found, function(*other[:2], query_start=other[2]))
+    for length in range(40):
+        scores_of([function], length)
+    assert len(layers._made) <= layers._MOST
+    scores_of([function.double()], 4, 6)
+    assert scores_of([function], 4, 6)[0].dtype == torch.float64

@@ -58,11 +58,42 @@ def scores_of(
             made: Sequence[Tensor] = launches.scores(alike, *lengths, query_start)
             return made
         first, values = _stacked(alike)
-        if not values or len(alike) == 1:
-            return [of_one(first)] * len(alike)
+        if not values:
+            return [_made_once(first, *lengths, query_start)] * len(alike)
+        if len(alike) == 1:
+            return [of_one(first)]
         return vmap(lambda each: functional_call(first, each, lengths, told))(values).unbind(0)
 
     return _each(list(functions), of_one, of_many)
+
+
+# Of functions that nothing changes, for the lengths of a few calls.
+_MOST = 16
+_made: dict[Hashable, Tensor] = {}
+
+
+def _made_once(function: Any, queries: int, keys: int | None, query_start: Any) -> Tensor:
+    """Return the scores of a function without parameters; on a GPU those of the call before.
+
+    There a dozen small operations take the host longer than an attention call.
+    """
+    told = {"query_start": query_start}
+    tensors = list(function.buffers())
+    if (
+        isinstance(query_start, Tensor)
+        or not _eager(tensors)
+        or any(t.device.type not in GPUS for t in tensors)
+        or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing())
+    ):
+        return function(queries, keys, **told)
+    kind = kind_of(function), queries, keys, query_start
+    if kind not in _made:
+        if len(_made) >= _MOST:
+            _made.clear()
+        # Made here, they may be needed in training later.
+        with torch.inference_mode(False), torch.no_grad():
+            _made[kind] = function(queries, keys, **told)
+    return _made[kind]
 
 
 def bands_of(
