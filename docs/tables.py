@@ -22,6 +22,13 @@ REVIEW = json.loads((DOCS / "records/2026-11-16-review/rates-and-recall.json").r
 PROBE = json.loads((DOCS / "records/2026-11-16-review/t5-probe.json").read_text())
 FUSED = [row for path in sorted(BENCHMARKS.glob("2026-11-19-fused-models-cpu*.json"))
          for row in json.loads(path.read_text())["rows"]]  # fmt: skip
+# Of a T5-base encoder's step on a GPU: without dropout, with T5's own, and that of an hour before.
+ON_GPU = {
+    name: json.loads((BENCHMARKS / f"2026-11-19-fused-models-gpu-{name}.json").read_text())["rows"]
+    for name in ("no-dropout", "dropout", "before")
+}
+WHOLE = json.loads((BENCHMARKS / "2026-11-19-whole-call-gpu.json").read_text())["rows"]
+GATED = json.loads((BENCHMARKS / "2026-11-19-gate-gpu.json").read_text())["rows"]
 MPNET = json.loads((BENCHMARKS / "2026-11-19-fused-mpnet-cpu.json").read_text())
 CONFORMANCE = json.loads((DOCS / "records/2026-11-19-conformance.json").read_text())
 SCORED = json.loads((DOCS / "records/2026-11-19-conversion-scoring.json").read_text())
@@ -213,20 +220,101 @@ def fused_steps():
         for best, ours, least in beside_stock()
         if ours["model"].startswith("t5 of") and ours["way"] == "step"
     }
-    probed = {}
-    for size, found in PROBE["sizes"].items():
-        step, memory = found["step ms"], found["step GiB"]
-        probed[int(size.split("x")[0])] = (
-            "stock is out of memory" if isinstance(step["stock"], str)
-            else f"{step['stock'] / step['probe']:.1f} x, {memory['probe'] / memory['stock']:.2f}"
-        )  # fmt: skip
-    lengths = sorted(steps | probed)
+    beside = {
+        "T5-base encoder, H200, bfloat16, beside `sdpa`, which transformers takes by itself":
+            on_gpu("no-dropout", "sdpa"),
+        "the same beside `eager`, the fastest stock attention": on_gpu("no-dropout", "eager"),
+        "the same with T5's dropout, beside `eager`": on_gpu("before", "eager")
+            | on_gpu("dropout", "eager"),
+    }  # fmt: skip
+    # Of the run an hour before, whose kernels were slower, what does not depend on that.
+    beside["the same with T5's dropout, beside `eager`"].pop(2048)
+    beside["the same with T5's dropout, beside `eager`"].pop(65536)
+    lengths = sorted(steps.keys() | {n for row in beside.values() for n in row})
     return table(
-        ["a training step, beside the best stock attention", *(f"{n:,} tokens" for n in lengths)],
-        ["T5 of 3 layers x 512, two CPU threads, float32", *(steps.get(n, "") for n in lengths)],
-        ["T5-base encoder, H200, bfloat16 (a review's probe by hand, before `fuse`)",
-         *(probed.get(n, "") for n in lengths)],
+        ["a training step", *(f"{n:,} tokens" for n in lengths)],
+        ["T5 of 3 layers x 512, two CPU threads, float32, beside the best stock attention",
+         *(steps.get(n, "") for n in lengths)],
+        *([name, *(row.get(n, "") for n in lengths)] for name, row in beside.items()),
     )  # fmt: skip
+
+
+def on_gpu(name, stock):
+    """Return by length how many times as fast a fused step is as that stock attention's."""
+    rows = {(row["length"], row["contender"]): row for row in ON_GPU[name]}
+    found = {}
+    for length, contender in rows:
+        if contender != "fused":
+            continue
+        theirs, ours = rows[length, stock], rows[length, "fused"]
+        found[length] = (
+            f"{theirs['ms'] / ours['ms']:.2f} x, {ours['MiB'] / theirs['MiB']:.2f}"
+            if "ms" in theirs else f"stock is {theirs['error']}"
+        )  # fmt: skip
+    return found
+
+
+def fused_gpu():
+    """Return what a T5-base encoder's step takes on an H200, in ms and GiB."""
+    lines = [["dropout", "tokens x batch", "eager", "sdpa", "fused",
+              "times as fast as eager", "as sdpa"]]  # fmt: skip
+    for name, dropout in (("no-dropout", "0"), ("dropout", "0.1"), ("before", "0.1, earlier")):
+        by_size = {}
+        for row in ON_GPU[name]:
+            by_size.setdefault((row["length"], row["batch"]), {})[row["contender"]] = row
+        for (length, batch), found in by_size.items():
+            ours = found["fused"]
+
+            def told(row):
+                if row is None:
+                    return "–"
+                return f"{row['ms']:,.1f} ms, {row['MiB'] / 1024:.1f} GiB" if "ms" in row else (
+                    row["error"])  # fmt: skip
+
+            faster = (
+                f"**{row['ms'] / ours['ms']:.2f}**" if row and "ms" in row else "–"
+                for row in (found.get("eager"), found.get("sdpa"))
+            )
+            lines.append([dropout, f"{length:,} x {batch}", told(found.get("eager")),
+                          told(found.get("sdpa")), told(ours), *faster])  # fmt: skip
+    return table(*lines)
+
+
+def whole_call():
+    """Return what a call with positions takes, scores, band and all gradients included."""
+    names = {"ours, no positions": "none", "TISA, fitted": "TISA, fitted kernels", "T5": "T5",
+             "NearFar": "NearFar", "KERPLE": "KERPLE", "TISA v2": "TISA v2",
+             "ALiBi": "ALiBi"}  # fmt: skip
+    found = {(r["length"], r["dim"], r["causal"], r["way"], r["contender"]): r["x"] for r in WHOLE}
+    kinds = dict.fromkeys(key[:3] for key in found if key[3] != "host")
+    lines = [["tokens", *names.values()]]
+    for length, dim, causal in kinds:
+        label = f"{length:,}" + f", {dim} wide" * (dim != 64) + ", causal" * causal
+        lines.append([label, *(
+            " / ".join(f"{found[length, dim, causal, way, name]:.2f}" for way in ("graph", "eager"))
+            for name in names
+        )])  # fmt: skip
+    ((length, dim, causal),) = {key[:3] for key in found if key[3] == "host"}
+    hosts = [f"{found[length, dim, causal, 'host', name]:.2f}" for name in names]
+    return table(*lines, ["the host alone, 128 tokens", *hosts])
+
+
+def gated():
+    """Return what gates add to a causal call."""
+    names = {"no scores, gates": "no scores", "TISA, gates": "TISA, fitted kernels",
+             "NearFar, gates": "NearFar"}  # fmt: skip
+    found = {(row["length"], row["contender"]): row for row in GATED}
+    lengths = sorted({length for length, _ in found})
+    lines = [["", *(f"{n:,} tokens" for n in lengths)]]
+    for name, label in names.items():
+        lines.append([label, *(
+            f"{found[n, name]['x cuDNN']:.2f} × cuDNN, {found[n, name]['x without gates']:.2f} × without gates"
+            for n in lengths
+        )])  # fmt: skip
+    flex = "FlexAttention, gates"
+    lines.append(["FlexAttention, without the gates' gradient",
+                  *(f"{found[n, flex]['x cuDNN']:.2f} × cuDNN" for n in lengths)])  # fmt: skip
+    return table(*lines)
 
 
 def probe():
@@ -283,8 +371,8 @@ def scored():
 
 RESULTS = (shares, far, rates, encoder, where)
 PAGES = {"results.md": RESULTS, "huggingface.md": (scored,),
-         "reliability.md": (faults, flips, calls), "fused.md": (fused, probe, real),
-         "../README.md": (fused_steps,), "methods.md": (conformance,)}  # fmt: skip
+         "reliability.md": (faults, flips, calls), "fused.md": (fused, fused_gpu, probe, real),
+         "../README.md": (fused_steps,), "attention.md": (whole_call, gated), "methods.md": (conformance,)}  # fmt: skip
 
 
 def page(text, tables=RESULTS):
