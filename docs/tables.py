@@ -308,8 +308,8 @@ def gated():
     lines = [["", *(f"{n:,} tokens" for n in lengths)]]
     for name, label in names.items():
         lines.append([label, *(
-            f"{found[n, name]['x cuDNN']:.2f} × cuDNN, {found[n, name]['x without gates']:.2f} × without gates"
-            for n in lengths
+            f"{row['x cuDNN']:.2f} × cuDNN, {row['x without gates']:.2f} × without gates"
+            for row in (found[n, name] for n in lengths)
         )])  # fmt: skip
     flex = "FlexAttention, gates"
     lines.append(["FlexAttention, without the gates' gradient",
@@ -372,7 +372,8 @@ def scored():
 RESULTS = (shares, far, rates, encoder, where)
 PAGES = {"results.md": RESULTS, "huggingface.md": (scored,),
          "reliability.md": (faults, flips, calls), "fused.md": (fused, fused_gpu, probe, real),
-         "../README.md": (fused_steps,), "attention.md": (whole_call, gated), "methods.md": (conformance,)}  # fmt: skip
+         "../README.md": (fused_steps,), "attention.md": (whole_call, gated),
+         "methods.md": (conformance,)}  # fmt: skip
 
 
 def page(text, tables=RESULTS):
