@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-RECORD = DOCS / "records/2026-11-18-every-type.json"
+RECORD = DOCS / "records/2026-11-19-every-type.json"
 CHECKS = ("keep", "replace", "stock")
 
 

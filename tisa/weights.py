@@ -40,6 +40,8 @@ SIZE = re.compile(
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 # No model has more layers, passes or labels than tensors, but for ALBERT, or a tiny one.
 MOST = 1000
+# No published vocabulary or width is larger.
+LARGEST = 2**21
 
 
 class Entry(NamedTuple):
@@ -62,16 +64,18 @@ class Checkpoint:
     def __post_init__(self) -> None:
         self._check_numbers(self.config)
 
-    def _check_numbers(self, values: Any) -> None:
+    def _check_numbers(self, values: Any, *, inner: bool = False) -> None:
         """Refuse sizes that the weights do not bear out, before anything is made in such a size."""
         for value in values if isinstance(values, list) else ():
-            self._check_numbers(value)
+            self._check_numbers(value, inner=True)
         for name, value in values.items() if isinstance(values, dict) else ():
-            self._check_numbers(value)
+            self._check_numbers(value, inner=True)
             count = COUNT.search(name)
             if isinstance(value, bool | str) or not (count or SIZE.search(name)):
                 continue
             most = max(MOST, len(self.tensors) if count else self.numbers)
+            # Of a part that is not here, a config has whatever size is the default.
+            most = most if count or not inner else max(most, LARGEST)
             if isinstance(value, int | float) and not value <= most:
                 raise ValueError(
                     f"{self.folder / 'config.json'}: {name} must be a number that the weights bear "

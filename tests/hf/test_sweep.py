@@ -14,7 +14,7 @@ import tisa.hf
 from any_type import build, model_classes, tokens_for
 
 ROOT = Path(__file__).parents[2]
-RECORD = json.loads((ROOT / "docs/records/2026-11-18-every-type.json").read_text())
+RECORD = json.loads((ROOT / "docs/records/2026-11-19-every-type.json").read_text())
 FEW = {
     "CLIPModel": "clip",  # a part of it alone, table and all
     "PegasusForCausalLM": "pegasus",  # modules for attention to an encoder, unused
@@ -22,6 +22,7 @@ FEW = {
     "GraniteSWAForCausalLM": "granite_swa",  # sinks
     "DeepseekV32ForCausalLM": "deepseek_v32",  # refused everywhere
     "BlipTextLMHeadModel": "blip_text_model",  # would ignore the name
+    "T5GemmaForConditionalGeneration": "t5gemma",  # a part with a config of its own type
 }
 
 

@@ -94,6 +94,10 @@ def load(
         raise ValueError(f"load: {name} is no converted model; make one with tisa.hf.convert")
     stock_config = CONFIG_MAPPING[described["base_model_type"]]
     register_type(described["base_model_type"])
+    # A part of a model may have a config of another type than the class that is made of it.
+    own = str(checkpoint.config.get("model_type")).removeprefix("tisa-")
+    if own in CONFIG_MAPPING:
+        register_type(own)
     config = config_of(checkpoint)
     config.name_or_path = str(name)
     with_scoring(config.tisa, scoring)
