@@ -37,11 +37,13 @@ def keys_of(out):
 
 def test_a_seed_is_a_whole_table_before_the_next():
     made = Grid(
-        position=("none", "sinusoidal:scale=0.028", "none"), learning_rate=(1e-3, 2e-3), seeds=2,
+        position=("none", "sinusoidal:scale=0.028", "nope"), learning_rate=(1e-3, 2e-3), seeds=2,
         seed=3, lengths=(Length(128, 0.9), Length(512, 0.1)),
     )  # fmt: skip
     configs = made.configs()
     assert [c.seed for c in configs] == 4 * [3] + 4 * [4]
+    # A synonym is the same method, and no run of its own.
+    assert {c.position for c in configs} == {"none", "sinusoidal"}
     assert configs[1].position_options == {"scale": 0.028}
     assert len({Run(c).key for c in configs}) == 8
     assert Run(configs[1]).key == "sinusoidal-scale=0.028-128-512-0.001-3"

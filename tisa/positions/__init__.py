@@ -20,7 +20,7 @@ from torch import nn
 from tisa import scoring
 from tisa.positions import naming
 from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared, places_of
-from tisa.positions.naming import Chosen, Given, Method, described
+from tisa.positions.naming import Chosen, Given, Method, canonical, described
 from tisa.positions.sources import Source
 
 
@@ -129,6 +129,7 @@ __all__ = [
     "Prepared",
     "Source",
     "build_position",
+    "canonical",
     "described",
     "places_of",
     "recalled",

@@ -1,6 +1,6 @@
 """What a person calls a method, and which class that is: the one place that knows all forms.
 
-    "rotary"                   a name of `METHODS`
+    "rotary"                   a name of `METHODS`, or a synonym ("nope")
     "mine"                     a class given to `register`, or an entry point of `tisa.positions`
     "my_file.py:Mine"          a class in a file, which is run
     "tisa:layers=shared"       any of them with options
@@ -30,6 +30,8 @@ from tisa.scoring import ScoringFunction
 # What a position method may be given as.
 Given = str | type[nn.Module]
 GROUP = "tisa.positions"
+# Names that people search for, and ours for the same.
+SYNONYMS: Mapping[str, str] = MappingProxyType({"nope": "none"})
 REGISTERED: dict[str, type[nn.Module]] = {}
 
 
@@ -121,7 +123,7 @@ def register(name: str, cls: type[nn.Module], methods: Mapping[str, Method]) -> 
         )
     if not is_own(cls):
         raise TypeError(f"register: cls must be {_classes()}, got {cls!r}")
-    taken: object = methods.get(name, REGISTERED.get(name, cls))
+    taken: object = methods.get(SYNONYMS.get(name, name), REGISTERED.get(name, cls))
     # The cell of a notebook that is run again defines the same class anew.
     if not (isinstance(taken, type) and _told(taken) == _told(cls)):
         raise ValueError(f"register: name {name!r} is that of {taken!r}; take another one")
@@ -139,6 +141,7 @@ def resolve(given: Given, methods: Mapping[str, Method], *, what: str = "positio
         found = class_in_file(name, cls, what)
         given = f"{name}:{cls}"
         return _of_class(found, methods, what)._replace(given=given, options=options)
+    name = SYNONYMS.get(name, name)
     if name in methods:
         return Chosen(name, name, methods[name], options)
     known = REGISTERED.get(name) or _entry_point(name)
@@ -152,6 +155,15 @@ def resolve(given: Given, methods: Mapping[str, Method], *, what: str = "positio
             f"{'; did you mean ' + ' or '.join(near) + '?' if near else ''}"
         )
     return _of_class(known, methods, what)._replace(given=name, position=name, options=options)
+
+
+def canonical(text: str) -> str:
+    """Return a method as written, with our own name where it was called by a synonym.
+
+    For what tells methods apart by what they are called: the same one under two names is one.
+    """
+    name, colon, rest = text.partition(":")
+    return SYNONYMS.get(name, name) + colon + rest
 
 
 def recalled(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
-from tisa.positions import Given, build_position, described, recalled, resolve
+from tisa.positions import Given, build_position, canonical, described, recalled, resolve
 from tisa.transformer import TransformerConfig
 from tisa.transformer.config import SOURCE
 
@@ -301,7 +301,8 @@ class Grid(Recipe):
     def configs(self) -> list[PretrainConfig]:
         """Return every run, all of one seed before the next: each seed is a whole table."""
         recipe = {part.name: getattr(self, part.name) for part in fields(Recipe)}
-        rates, names = dict.fromkeys(self.learning_rate), dict.fromkeys(self.position)
+        rates = dict.fromkeys(self.learning_rate)
+        names = dict.fromkeys(map(canonical, self.position))
         seeds = range(self.seed, self.seed + self.seeds)
         made = []
         for seed, rate, name in product(seeds, rates, names):
