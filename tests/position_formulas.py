@@ -181,17 +181,42 @@ def tupe(layer, x):
     return attend(layer, x, logit=logit)
 
 
-def rotary(layer, x):
+def rotary_rates(d, n, *, scaling="none", factor=1.0, original_length=16, ramp="paper", p=1.0):
+    """Return the rates of n positions' pairs, one by one, and the temperature."""
+    rates = [10000 ** (-2 * i / d) for i in range(d // 2)]
+    s, length = factor, original_length
+    if scaling == "linear":
+        rates = [rate / s for rate in rates]
+    if scaling == "dynamic_ntk":
+        s = max(1.0, factor * n / length - (factor - 1))
+    if scaling in ("ntk", "dynamic_ntk"):
+        rates = [(10000 * s ** (d / (d - 2))) ** (-2 * i / d) for i in range(d // 2)]
+    if scaling == "yarn":
+        for i, rate in enumerate(rates):
+            turns = length * rate / (2 * math.pi)
+            kept = 0.0 if turns < 1 else 1.0 if turns > 32 else (turns - 1) / 31
+            if ramp == "author":
+                low, high = (d * math.log(length / (t * 2 * math.pi)) / (2 * math.log(10000))
+                             for t in (32, 1))  # fmt: skip
+                low, high = max(math.floor(low), 0), min(math.ceil(high), d - 1)
+                kept = 1 - min(max((i - low) / max(high - low, 0.001), 0), 1)
+            rates[i] = (1 - kept) * rate / s + kept * rate
+    temperature = 0.1 * math.log(s) + 1 if scaling == "yarn" else 1.0
+    return [rate if i < int(p * d / 2) else 0.0 for i, rate in enumerate(rates)], temperature
+
+
+def rotary(layer, x, **scaling):
     d = x.shape[1] // layer.attention.num_attention_heads
+    rates, temperature = rotary_rates(d, len(x), **scaling)
 
     def turn(vector, position):
         turned = np.zeros(d)
         for i in range(d // 2):
             one, two = (2 * i, 2 * i + 1) if layer.position.interleaved else (i, i + d // 2)
-            angle = position * 10000 ** (-2 * i / d)
+            angle = position * rates[i]
             turned[one] = vector[one] * math.cos(angle) - vector[two] * math.sin(angle)
             turned[two] = vector[one] * math.sin(angle) + vector[two] * math.cos(angle)
-        return turned
+        return turned * temperature
 
     return attend(layer, x, turn=turn)
 

@@ -6,6 +6,7 @@
   from_scoring.py  methods that are a function of the offset: any function of `tisa/scoring/`
   published.py     weights that the authors of a method published, in our modules
   angles.py        what sinusoidal and rotary embeddings have in common
+  rotary_scaling.py  rotary's rates for inputs longer than the training
   flow.py          the differential equation of FLOATER, solved
 
 `METHODS` names the others, and which function of the offset a name stands for.
