@@ -281,6 +281,27 @@ def kerple_power(layer, x):
     return scored(layer, x, lambda h, k: -r1[h] * abs(k) ** r2[h])
 
 
+def fire(layer, x):
+    p = {name.removeprefix("position."): value for name, value in numbers(layer).items()}
+    c, threshold = abs(p["rates"][0]), abs(p["multipliers"][0] * layer.position.initial_length)
+    d = x.shape[1] // layer.attention.num_attention_heads
+
+    def psi(distance):
+        return math.log(c * distance + 1)
+
+    def f(h, share):
+        total = p["outer_biases"][0, h]
+        for a, b, w in zip(p["inner_weights"][0], p["inner_biases"][0], p["outer_weights"][0, h],
+                           strict=True):  # fmt: skip
+            total += w * max(a * share + b, 0.0)
+        return total
+
+    def logit(h, i, j, q_i, k_j):
+        return q_i @ k_j / math.sqrt(d) + f(h, psi(abs(i - j)) / (psi(max(threshold, i)) + 1e-6))
+
+    return attend(layer, x, logit=logit)
+
+
 OUTPUTS = {
     "none": attend,
     "sinusoidal": sinusoidal,
@@ -303,4 +324,5 @@ OUTPUTS = {
     "kerple-power": kerple_power,
     "tisa-v2": tisa_v2,
     "near-far": near_far,
+    "fire": fire,
 }

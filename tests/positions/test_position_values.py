@@ -35,6 +35,7 @@ COUNTS = {
     "kerple-power": 24,
     "tisa-v2": 12 * 12 * (3 * 5 + 1),
     "near-far": 12 * 12 * (3 * 5 + 3),
+    "fire": 12 * (32 + 32 + 32 * 12 + 12 + 2),
 }
 # Where the authors' code computes something else than their paper says.
 BY_AUTHOR = [
@@ -67,7 +68,7 @@ def layer_of(name, **options):
     ("name", "options"),
     [*((name, {}) for name in METHODS), *BY_AUTHOR, ("rotary", {"interleaved": True}),
      ("shaw", {"max_distance": 2}), ("tupe-r", {"variant": "before"}),
-     ("floater", {"biases": True})],
+     ("floater", {"biases": True}), ("fire", {"initial_length": 4.0, "units": 3})],
 )  # fmt: skip
 def test_output_equals_the_formula(name, options):
     layer = layer_of(name, **options)

@@ -69,6 +69,7 @@ METHODS: dict[str, Method] = {
     "kerple-power": _of_offset(scoring.KerplePower, layers="shared"),
     "tisa-v2": _of_offset(scoring.TISAv2),
     "near-far": _of_offset(scoring.NearFar),
+    "fire": Method("fire.py", "Fire"),
 }
 
 

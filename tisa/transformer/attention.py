@@ -31,6 +31,11 @@ class At(NamedTuple):
         """What the method computed once for all layers."""
         return self.run.prepared
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether the method has logits of every pair here."""
+        return self.position.is_dense(self.layer, self.prepared)
+
     def scores(self, query: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return the scores of every offset, and a band outside which they are constant.
 
@@ -87,7 +92,7 @@ class AttentionLayer(nn.Module):
         packing = run.packing
         if packing is None:
             mixed = self._attend(hidden, query, key, value, at)
-        elif position.dense or position.needs_weights:
+        elif at.is_dense or position.needs_weights:
             query, key = (None if x is None else packing.pad(x) for x in (query, key))
             at = At(position, layer, ForwardPass(run.prepared, packing.mask()))
             mixed = self._attend(packing.pad(hidden), query, key, packing.pad(value), at)
@@ -150,7 +155,7 @@ class AttentionLayer(nn.Module):
         mask = None if run.attention_mask is None else run.attention_mask[:, None, None, :]
         if position.needs_weights:
             return self._weighted(hidden, query, key, value, mask, at).transpose(1, 2)
-        if position.dense:
+        if at.is_dense:
             logits = position.dense_logits(layer, query, hidden, run.prepared)
             if query is None:
                 # No content: queries and keys of zeros, one wide.
@@ -244,12 +249,12 @@ class AttentionLayer(nn.Module):
         places = at.prepared.places
         logits = hidden.new_zeros(1, dtype=dtype)
         if query is not None and key is not None:
-            asking = position.content(layer, query) if position.dense else query
+            asking = position.content(layer, query) if at.is_dense else query
             logits = (asking @ key.transpose(-1, -2)).to(dtype) * query.shape[-1] ** -0.5
         scores = position.offset_scores(layer, at.prepared)
         if scores is not None:
             logits = logits + to_matrix(scores.to(dtype), places.queries, places.keys)
-        if position.dense:
+        if at.is_dense:
             added = position.dense_logits(layer, query, hidden, at.prepared)
             if added is not None:
                 logits = logits + added.to(dtype)

@@ -160,11 +160,6 @@ def _begin_in_a_ring(
     ):  # fmt: skip
         if value is not None:
             raise ValueError(f"{name} must be None with a ring: every token of it is one to read")
-    if position.dense or position.needs_weights:
-        raise ValueError(
-            f"{type(position).__name__} cannot be used with a ring: it needs logits of every pair "
-            "of tokens; methods of the offset, rotary, absolute and sinusoidal ones can"
-        )
     positions = ring.positions(tokens.device)
     if tokens.ndim != 3 or tokens.shape[1] != len(positions):
         raise ValueError(
@@ -172,8 +167,15 @@ def _begin_in_a_ring(
             f"got {tuple(tokens.shape)}; `ring.shard` cuts them out"
         )
     # Scores for the whole sequence, positions of these tokens.
-    places = Places(ring.length, ring.length, 0, positions)
-    return ForwardPass(position.prepare(places), ring=ring)
+    prepared = position.prepare(Places(ring.length, ring.length, 0, positions))
+    layers = range(position.config.num_hidden_layers)
+    if position.needs_weights or any(position.is_dense(layer, prepared) for layer in layers):
+        raise ValueError(
+            f"{type(position).__name__} cannot be used with a ring: it needs logits of every pair "
+            f"of {ring.length} tokens; methods of the offset, rotary, absolute and sinusoidal ones "
+            "can"
+        )
+    return ForwardPass(prepared, ring=ring)
 
 
 def packing_of(total: int, cu_seqlens: Int32[Tensor, " ends"], max_seqlen: int) -> Packing:
