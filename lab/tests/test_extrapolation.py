@@ -208,16 +208,17 @@ def test_the_command_reads_finished_runs(tmp_path):
         assert len(figure(one).axes) == 1
     # A row more for each reading; of scores, which have no such options, none.
     train("rotary", "rotary")
+    train("mixed", "rotary+none", window="8+none", num_hidden_layers=2)
     shown = command.lab(
-        ["extrapolate", str(tmp_path / "tisa"), str(tmp_path / "rotary"), "--data",
+        ["extrapolate", *(str(tmp_path / name) for name in ("tisa", "rotary", "mixed")), "--data",
          str(tmp_path / "corpus.txt"), "--lengths", "32,128", "--modes", "whole", "--device", "cpu",
          "--reading", "rotary:scaling=yarn,rotary:scaling=linear:factor=2"],
     )  # fmt: skip
     assert shown.exit_code == 0, shown.stderr
-    rows = [line.split(" | ")[0].removeprefix("| ") for line in shown.stdout.splitlines()[4:8]]
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in shown.stdout.splitlines()[4:9]]
     assert rows == [
         "tisa", "rotary", "rotary scaling=yarn original_length=32 factor=4.0",
-        "rotary scaling=linear factor=2 original_length=32",
+        "rotary scaling=linear factor=2 original_length=32", "rotary+none window=8+none",
     ]  # fmt: skip
     # What would be taken for seeds of one method is refused.
     train("longer", "tisa", lengths=(Length(64),))

@@ -160,6 +160,17 @@ class Position(nn.Module):
                 "with a larger max_position_embeddings"
             )
 
+    def member(self, layer: int) -> tuple["Position", int]:
+        """Return the method of a layer, and the layer's number as that method counts.
+
+        They are this one, and the number itself, but in a mixture of several.
+        """
+        return self, layer
+
+    def prepared(self, layer: int, prepared: Prepared) -> Prepared:
+        """Return the pass as the layer's method prepared it."""
+        return prepared
+
     def shared(self, places: Places) -> Any:
         """Return what is computed once for all layers."""
         return None

@@ -5,7 +5,7 @@ work on the packed batch itself. The ones that need logits of every pair get it 
 output is packed again.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -54,6 +54,8 @@ class ForwardPass:
     cache: Cache | None = None
     packing: Packing | None = None
     ring: Ring | None = None
+    # How far a query of each layer sees; empty where all see everything.
+    windows: tuple[int | None, ...] = ()
     # Of every layer, by the dtype that attention is computed in: made when the first layer asks.
     bands: dict[torch.dtype, list[Tensor | None]] = field(default_factory=dict)
 
@@ -74,15 +76,19 @@ def begin(
     cu_seqlens: Tensor | None,
     max_seqlen: int | None,
     ring: Ring | None = None,
+    windows: tuple[int | None, ...] = (),
 ) -> ForwardPass:
     """Return the pass for `tokens`, (batch, length, width) or packed (total, width).
 
-    `layer` is the first layer that they go through.
+    `layer` is the first layer that they go through, `windows` how far a query of each layer sees.
     """
     if ring is not None:
+        if windows:
+            raise ValueError(f"window must be None with a ring, got {windows}")
         return _begin_in_a_ring(position, tokens, attention_mask, cache, cu_seqlens, ring)
     if cu_seqlens is not None:
-        return _begin_packed(position, tokens, attention_mask, cache, cu_seqlens, max_seqlen)
+        begun = _begin_packed(position, tokens, attention_mask, cache, cu_seqlens, max_seqlen)
+        return replace(begun, windows=windows)
     if max_seqlen is not None:
         raise ValueError(f"max_seqlen must be None without cu_seqlens, got {max_seqlen}")
     if tokens.ndim != 3:
@@ -115,7 +121,7 @@ def begin(
                 f"{attention_mask.dtype}; convert it with .bool()"
             )
         attention_mask = attention_mask.bool()
-    return ForwardPass(position.prepare(places), attention_mask, cache)
+    return ForwardPass(position.prepare(places), attention_mask, cache, windows=windows)
 
 
 def _begin_packed(
