@@ -14,7 +14,16 @@ import position_formulas
 import tisa
 from small_transformer import config_of, tokens
 from tisa.positions import PositionConfig, build_position, places_of, resolve
-from tisa.transformer import Cache, LanguageModel, Transformer, TransformerConfig, load, save
+from tisa.transformer import (
+    Cache,
+    LanguageModel,
+    Transformer,
+    TransformerConfig,
+    attention,
+    load,
+    save,
+)
+from tisa.transformer.forward_pass import ForwardPass
 
 
 def model_of(cls=Transformer, **values):
@@ -203,6 +212,25 @@ def test_parameters_are_of_the_layers_of_a_method():
     assert config_of(position="rotary:base=1e+16+none").position == "rotary:base=1e+16+none"
     assert config_of(position=["nope", "rotary"]).position == "none+rotary"
     assert config_of(position=["rotary"]) == config_of(position="rotary")
+
+
+def test_every_layer_has_the_band_of_its_method(monkeypatch):
+    """Bands are asked for on a GPU alone."""
+    monkeypatch.setattr(attention, "GPUS", ("cpu",))
+    monkeypatch.setattr(attention, "worth_a_band", lambda *_: True)
+    model, x = model_of(position="tisa+rotary+tisa:num_kernels=2", is_causal=True), tokens(1, 9)
+    run = ForwardPass(model.position.prepare(places_of(9)))
+    query = torch.zeros(1, 2, 9, 8)
+    found = [attention.At(model.position, n, run).scores(query)[1] for n in range(3)]
+    assert found[1] is None
+    for layer, method in ((0, 0), (2, 2)):
+        (scoring,) = model.position.methods[method].scoring
+        assert torch.equal(found[layer], scoring.band(torch.float32))
+    assert list(run.bands) == [torch.float32]
+    with torch.no_grad():
+        with_bands = model(x)
+        monkeypatch.undo()
+        torch.testing.assert_close(model(x), with_bands, rtol=1e-7, atol=1e-7)
 
 
 def test_passes_through_one_layer():
