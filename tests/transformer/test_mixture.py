@@ -321,6 +321,11 @@ def test_methods_of_ones_own(tmp_path, monkeypatch):
         assert [one and one["cls"] for one in told["position_source"]] == ["Root", None]
     finally:
         own_methods.forget()
+    for wrong in ([None], [{"cls": "Root"}, None]):
+        with pytest.raises(ValueError, match=r"saved model must say where 'root.none' came from"):
+            TransformerConfig.from_dict(
+                config_of().to_dict() | {"position": "root+none", "position_source": wrong}
+            )
     with pytest.raises(
         ValueError, match=r"under the name 'root', which is not known here; tisa.re"
     ):

@@ -282,7 +282,11 @@ def _recall_members(
 ) -> None:
     """Refuse a mixture that was saved with a method which is not known here by its name."""
     parts = [_parted(part, what)[0] for part in mixed(name)]
-    for part, one in zip(parts, told or [None] * len(parts), strict=True):
+    each = [None] * len(parts) if told is None else told
+    keys = {part.name for part in fields(Source)}
+    if len(each) != len(parts) or any(one is not None and set(one) != keys for one in each):
+        raise ValueError(f"{what}: the saved model must say where {name!r} came from, got {told!r}")
+    for part, one in zip(parts, each, strict=True):
         if one is not None and part not in REGISTERED and _entry_point(part) is None:
             raise ValueError(
                 f"{what}: the model was made with {Source(**one).told()} under the name {part!r}, "
