@@ -236,7 +236,8 @@ def test_the_command_reads_finished_runs(tmp_path):
 
 def trained(position, **options):
     config = {"position": position, "position_options": options, "seed": 0, "lengths": [[16, 1.0]]}
-    return model_of(position=position, position_options=options, is_causal=True), config, "bytes"
+    values = dict(position=position, position_options=options, num_hidden_layers=3)
+    return model_of(**values, is_causal=True), config, "bytes"
 
 
 def test_readings_are_the_same_weights_with_other_options():
@@ -256,6 +257,13 @@ def test_readings_are_the_same_weights_with_other_options():
         assert torch.equal(trained_[:, :16], found[2][1](ids[:, :16]))
     for other in (yarn, ntk, some):
         assert (trained_ - other).abs().max() > 1e-3
+    mixed = trained("rotary:base=500+none+rotary")
+    mixed[1]["position"] = mixed[0].config.position
+    _, (_, model, config) = readings_of([Path("one")], [mixed], asked[:1], 16, 64)
+    scaled = 'scaling="yarn":original_length=16:factor=4.0'
+    assert label_of(config) == f"rotary:base=500:{scaled}+none+rotary:{scaled}"
+    with torch.no_grad():
+        assert (model(ids) - mixed[0](ids)).abs().max() > 1e-3
     for given, error in (
         ("alibi", r"expected a method of the runs \(rotary, tisa\), got 'alibi'"),
         ("rotary:base=500.0", "got rotary base=500.0 twice"),

@@ -1,7 +1,7 @@
 """Trained models in, the same weights with other options of their position method out.
 
 What a method can do at reading time alone: rotary at other rates (`scaling`, `p`), which needs no
-training.
+training. In a mixture all layers of that method are read so.
 """
 
 from dataclasses import replace
@@ -32,12 +32,26 @@ def readings_of(
     for folder, (model, config, _) in zip(runs, loaded, strict=True):
         found.append((folder, model, config))
         for text, chosen in asked.items():
-            if chosen.position != model.config.position:
+            own = resolve(model.config.position)
+            members = own.method.options.get("members", ())
+            if chosen.position not in (own.position, *(member.position for member in members)):
                 continue
             used.add(text)
             options = _filled(chosen, trained_at, longest)
-            config_ = config | {"position_options": {**config["position_options"], **options}}
-            found.append((folder, _read_with(model, options, text), config_))
+            other: dict[str, Any] = {}
+            told: dict[str, Any] = {}
+            if members:
+                other["position"] = told["position"] = "+".join(
+                    _with(member, options).label
+                    if member.position == chosen.position
+                    else member.label
+                    for member in members
+                )
+            else:
+                # A model that was saved before a default changed has options that its run has not.
+                other["position_options"] = {**model.config.position_options, **options}
+                told["position_options"] = {**config["position_options"], **options}
+            found.append((folder, _read_with(model, other, text), config | told))
     for text, chosen in asked.items():
         if text not in used:
             methods = ", ".join(sorted({config["position"] for _, config, _ in loaded}))
@@ -53,6 +67,10 @@ def readings_of(
     return found
 
 
+def _with(member: Chosen, options: dict[str, Any]) -> Chosen:
+    return member._replace(options={**member.options, **options})
+
+
 def _filled(chosen: Chosen, trained_at: int, longest: int) -> dict[str, Any]:
     """Return the options of a reading; of a scaling also from which length to which one."""
     options = dict(chosen.options)
@@ -63,10 +81,9 @@ def _filled(chosen: Chosen, trained_at: int, longest: int) -> dict[str, Any]:
     return options
 
 
-def _read_with(model: LanguageModel, options: dict[str, Any], text: str) -> LanguageModel:
-    """Return the model with these options and its own weights."""
-    own = {**model.config.position_options, **options}
-    made = LanguageModel(replace(model.config, position_options=own))
+def _read_with(model: LanguageModel, other: dict[str, Any], text: str) -> LanguageModel:
+    """Return the model with these other values in its config, and its own weights."""
+    made = LanguageModel(replace(model.config, **other))
     if next(model.parameters()).dtype == torch.float64:
         made.double()
     try:
