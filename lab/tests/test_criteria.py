@@ -237,6 +237,7 @@ def test_command(tmp_path, monkeypatch, capsys):
     # A shell may take it as it stands.
     assert shlex.split(record["command"]) == ["tisa-lab", *arguments]
     assert [row["method"] for row in record["rows"]] == ["t5", "none"]
+    assert table.ordered(["nope", "t5", "none"]) == ["t5", "none"]
     assert record["agreement"]["of"] == 6
     assert record == read_json(out / "criteria.json", remedy="")
     assert check_folder(out, "criteria").identity["settings"]["seed"] == 0

@@ -116,10 +116,10 @@ class Position(nn.Module):
 
     `max_length` is the longest input that the method has parameters for, None where there is no
     limit. `dense` is True where `content` and `dense_logits` are to be asked, which need a padded
-    batch. `uses_content` is False where attention never looks at q·k, so that a layer needs no
-    projections of queries and keys. `needs_weights` is True where `values` is to be asked, which
-    keeps the layer from the fused kernels. `biases` is False where the maps to queries, keys
-    and values have none.
+    batch (`is_dense` says in which layers and passes). `uses_content` is False where attention
+    never looks at q·k, so that a layer needs no projections of queries and keys. `needs_weights` is
+    True where `values` is to be asked, which keeps the layer from the fused kernels. `biases` is
+    False where the maps to queries, keys and values have none.
     """
 
     max_length: int | None = None
@@ -160,6 +160,17 @@ class Position(nn.Module):
                 "with a larger max_position_embeddings"
             )
 
+    def member(self, layer: int) -> tuple["Position", int]:
+        """Return the method of a layer, and the layer's number as that method counts.
+
+        They are this one, and the number itself, but in a mixture of several.
+        """
+        return self, layer
+
+    def prepared(self, layer: int, prepared: Prepared) -> Prepared:
+        """Return the pass as the layer's method prepared it."""
+        return prepared
+
     def shared(self, places: Places) -> Any:
         """Return what is computed once for all layers."""
         return None
@@ -189,6 +200,13 @@ class Position(nn.Module):
     def bands(self, dtype: torch.dtype) -> list[Int32[Tensor, "heads 2"] | None]:
         """Return the band of every layer."""
         return [self.band(layer, dtype) for layer in range(self.config.num_hidden_layers)]
+
+    def is_dense(self, layer: int, prepared: Prepared) -> bool:
+        """Return whether `content` and `dense_logits` are to be asked in this layer and pass.
+
+        A method that is a function of the offset up to some length says so here.
+        """
+        return self.dense
 
     def content(self, layer: int, query: shapes.Queries) -> shapes.Queries:
         """Return the queries that the content logits are made of; asked if `dense`."""

@@ -1,5 +1,6 @@
 """Self-attention with every hook of a position method: the place where positions meet attention."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -20,23 +21,46 @@ WEIGHTS_AT_ONCE = 1 << 24
 
 
 class At(NamedTuple):
-    """Where positions enter: the method, the layer that it is asked for, and the pass."""
+    """Where positions enter: the model's method, the layer that it is asked for, and the pass.
+
+    In a mixture the layer has a `method` of its own, whose layers are counted by `own`.
+    """
 
     position: Position
     layer: int
     run: ForwardPass
 
     @property
+    def method(self) -> Position:
+        """The method whose hooks are asked."""
+        return self.position.member(self.layer)[0]
+
+    @property
+    def own(self) -> int:
+        """The layer's number among those of the method."""
+        return self.position.member(self.layer)[1]
+
+    @property
     def prepared(self) -> Prepared:
-        """What the method computed once for all layers."""
-        return self.run.prepared
+        """What the method computed once for all of its layers."""
+        return self.position.prepared(self.layer, self.run.prepared)
+
+    @property
+    def window(self) -> int | None:
+        """How far a query sees to both sides."""
+        return self.run.windows[self.layer] if self.run.windows else None
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the method has logits of every pair here."""
+        return self.method.is_dense(self.own, self.prepared)
 
     def scores(self, query: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return the scores of every offset, and a band outside which they are constant.
 
         The band only where it saves work: on a GPU, and not for few keys.
         """
-        scores = self.position.offset_scores(self.layer, self.prepared)
+        scores = self.method.offset_scores(self.own, self.prepared)
         dtype, bands = query.dtype, self.run.bands
         on_gpu = query.device.type in GPUS
         if scores is None or not on_gpu or not worth_a_band(dtype, self.prepared.places.keys):
@@ -87,9 +111,9 @@ class AttentionLayer(nn.Module):
         packing = run.packing
         if packing is None:
             mixed = self._attend(hidden, query, key, value, at)
-        elif position.dense or position.needs_weights:
+        elif at.is_dense or at.method.needs_weights:
             query, key = (None if x is None else packing.pad(x) for x in (query, key))
-            at = At(position, layer, ForwardPass(run.prepared, packing.mask()))
+            at = At(position, layer, replace(run, attention_mask=packing.mask(), packing=None))
             mixed = self._attend(packing.pad(hidden), query, key, packing.pad(value), at)
             mixed = packing.unpad(mixed)
         else:
@@ -121,7 +145,7 @@ class AttentionLayer(nn.Module):
         """Return queries, keys and values with positions in them, (*batch, tokens, heads, dim)."""
         maps = (self.query, self.key, self.value)
         found = [None if m is None else m(hidden) for m in maps]
-        added = at.position.project(at.layer, at.prepared)
+        added = at.method.project(at.own, at.prepared)
         if added is not None:
             found = [
                 None if x is None else x + a.to(x.dtype) for x, a in zip(found, added, strict=True)
@@ -129,7 +153,7 @@ class AttentionLayer(nn.Module):
         heads = (self.num_attention_heads, -1)
         query, key, value = (None if x is None else x.unflatten(-1, heads) for x in found)
         if query is not None and key is not None:
-            query, key = (at.position.rotate(x, at.prepared) for x in (query, key))
+            query, key = (at.method.rotate(x, at.prepared) for x in (query, key))
         assert value is not None
         return query, key, value
 
@@ -142,22 +166,22 @@ class AttentionLayer(nn.Module):
         at: At,
     ) -> Float[Tensor, "batch tokens heads dim"]:
         """Return each head's output for a padded batch."""
-        position, layer, run = at
+        method, run = at.method, at.run
         query, key = (None if x is None else x.transpose(1, 2) for x in (query, key))
         value = value.transpose(1, 2)
         if run.cache is not None:
-            key, value = run.cache.extend(layer, key, value)
+            key, value = run.cache.extend(at.layer, key, value)
         mask = None if run.attention_mask is None else run.attention_mask[:, None, None, :]
-        if position.needs_weights:
+        if method.needs_weights:
             return self._weighted(hidden, query, key, value, mask, at).transpose(1, 2)
-        if position.dense:
-            logits = position.dense_logits(layer, query, hidden, run.prepared)
+        if at.is_dense:
+            logits = method.dense_logits(at.own, query, hidden, at.prepared)
             if query is None:
                 # No content: queries and keys of zeros, one wide.
                 key = torch.zeros_like(value[..., :1])
                 query = key.new_zeros(*key.shape[:2], hidden.shape[1], 1)
             else:
-                query = position.content(layer, query)
+                query = method.content(at.own, query)
             if logits is not None:
                 logits = logits.to(query.dtype)
                 mask = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
@@ -185,7 +209,7 @@ class AttentionLayer(nn.Module):
         if at_once >= places.queries:
             weights = self._weights(hidden, query, key, mask, at).to(value.dtype)
             mixed = weights @ value
-            added = at.position.values(at.layer, weights, at.prepared)
+            added = at.method.values(at.own, weights, at.prepared)
             return mixed if added is None else mixed + added
         parts = []
         for first in range(0, places.queries, at_once):
@@ -200,7 +224,7 @@ class AttentionLayer(nn.Module):
                 None if key is None else key[:, :, :keys],
                 value[:, :, :keys],
                 None if mask is None else mask[..., :keys],
-                At(at.position, at.layer, ForwardPass(here)),
+                At(at.position, at.layer, ForwardPass(here, windows=at.run.windows)),
             )
             parts.append(part)
         return torch.cat(parts, dim=2)
@@ -228,6 +252,7 @@ class AttentionLayer(nn.Module):
             band=band,
             attn_mask=mask,
             is_causal=self.is_causal,
+            window=at.window,
             dropout_p=self._dropout_p,
             cu_seqlens=None if packing is None else packing.cu_seqlens,
             max_seqlen=None if packing is None else packing.max_seqlen,
@@ -239,18 +264,18 @@ class AttentionLayer(nn.Module):
         self, hidden: Tensor, query: Tensor | None, key: Tensor | None, at: At
     ) -> Float[Tensor, "batch heads queries keys"]:
         """Return all logits in float32 or better."""
-        position, layer, _ = at
+        method, own = at.method, at.own
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         places = at.prepared.places
         logits = hidden.new_zeros(1, dtype=dtype)
         if query is not None and key is not None:
-            asking = position.content(layer, query) if position.dense else query
+            asking = method.content(own, query) if at.is_dense else query
             logits = (asking @ key.transpose(-1, -2)).to(dtype) * query.shape[-1] ** -0.5
-        scores = position.offset_scores(layer, at.prepared)
+        scores = method.offset_scores(own, at.prepared)
         if scores is not None:
             logits = logits + to_matrix(scores.to(dtype), places.queries, places.keys)
-        if position.dense:
-            added = position.dense_logits(layer, query, hidden, at.prepared)
+        if at.is_dense:
+            added = method.dense_logits(own, query, hidden, at.prepared)
             if added is not None:
                 logits = logits + added.to(dtype)
         heads = self.num_attention_heads
@@ -261,12 +286,14 @@ class AttentionLayer(nn.Module):
     ) -> Float[Tensor, "batch heads queries keys"]:
         """Return the attention weights themselves, zeros for a query that may look at nothing."""
         logits = self._logits(hidden, query, key, at)
-        if self.is_causal:
+        if self.is_causal or at.window is not None:
             places = at.prepared.places
             reach = (places.queries, places.keys)
             offsets = offset_range(*reach, query_start=places.query_start, device=logits.device)
-            ahead = torch.where(offsets > 0, -torch.inf, 0.0).to(logits.dtype)
-            logits = logits + to_matrix(ahead, *reach)
+            farthest = places.keys if at.window is None else at.window
+            hides = (offsets < -farthest) | (offsets > (0 if self.is_causal else farthest))
+            unseen = torch.where(hides, -torch.inf, 0.0).to(logits.dtype)
+            logits = logits + to_matrix(unseen, *reach)
         if mask is not None:
             logits = logits.masked_fill(~mask, -torch.inf)
         blind = (logits == -torch.inf).all(-1, keepdim=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tisa.packages import device_named
-from tisa.positions import resolve
+from tisa.positions import canonical, resolve
 from tisa.store import write_text
 from tisa_lab.compare.settings import CompareConfig
 from tisa_lab.compare.speed import times
@@ -44,7 +44,8 @@ def compared(
     if not methods:
         raise ValueError("methods must be one or more, got none")
     place = device_named(device)
-    every = tuple(dict.fromkeys([*methods, *others]))
+    methods = tuple(map(canonical, methods))
+    every = tuple(dict.fromkeys([*methods, *map(canonical, others)]))
     labels = {name: resolve(name, what="methods").label for name in every}
     progress("the criteria of Table 1")
     # Without the search beside known witnesses, which is for those who doubt these.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tisa.packages import device_named
-from tisa.positions import METHODS, resolve
+from tisa.positions import METHODS, canonical, resolve
 from tisa_lab.criteria import (
     data_driven,
     efficient,
@@ -38,7 +38,7 @@ def ordered(methods: Sequence[str] | None = None) -> list[str]:
 
     Methods of somebody's own, and those with options, come last.
     """
-    asked = list(METHODS) if methods is None else list(methods)
+    asked = list(METHODS) if methods is None else [canonical(name) for name in methods]
     for name in asked:
         resolve(name, what="methods")
     rows = [name for name, _ in TABLE_1.values() if name in asked]

@@ -92,7 +92,8 @@ def step_flops(config: TransformerConfig, tokens: int, labels: int, squares: int
 
     Matrix products only, two operations for each multiplication, nothing for what is recomputed;
     `squares` is Σ (length of a piece)², of which a causal model needs half. Position methods with
-    products of their own (Shaw, FLOATER) are counted like the others.
+    products of their own (Shaw, FLOATER) are counted like the others, and windows as if
+    they had no end.
     """
     width, inner = config.hidden_size, config.feed_forward_size
     layer = 2 * (4 * width * width + 2 * width * inner)
