@@ -237,13 +237,7 @@ def tisa(layer, x):
 
 
 def near_far(layer, x):
-    p = scoring_numbers(layer)
-    kernels = [p[f"near.kernel_{name}"] for name in ("amplitudes", "sharpness", "offsets")]
-    sides = [[formulas.softplus(r) for r in row] for row in p["raw_strengths"]]
-    rates = [formulas.softplus(r) for r in p["raw_rates"]]
-    return scored(
-        layer, x, lambda h, k: formulas.near_far(*(a[h] for a in kernels), *sides[h], rates[h], k)
-    )
+    return scored(layer, x, near_far_in(layer, "position.scoring.0."))
 
 
 def tisa_v2(layer, x):
@@ -256,6 +250,49 @@ def tisa_v2(layer, x):
 def alibi(layer, x):
     slopes = formulas.alibi_slopes(layer.attention.num_attention_heads)
     return scored(layer, x, lambda h, k: -slopes[h] * abs(k))
+
+
+def near_far_in(layer, prefix):
+    """Return f(h, k) of a near-far curve whose numbers have that prefix."""
+    p = {n.removeprefix(prefix): v.tolist() for n, v in numbers(layer).items()
+         if n.startswith(prefix)}  # fmt: skip
+    kernels = [p[f"near.kernel_{name}"] for name in ("amplitudes", "sharpness", "offsets")]
+    sides = [[formulas.softplus(r) for r in row] for row in p["raw_strengths"]]
+    rates = [formulas.softplus(r) for r in p["raw_rates"]]
+    return lambda h, k: formulas.near_far(*(a[h] for a in kernels), *sides[h], rates[h], k)
+
+
+def forgetting(layer, x, step, gate="position.gates.0", f=None):
+    """Return causal attention in which each token l takes step(w·x_l + b) from all before it."""
+    p, d = numbers(layer), x.shape[1] // layer.attention.num_attention_heads
+    w, b = p[f"{gate}.weight"], p.get(f"{gate}.bias", np.zeros(len(p[f"{gate}.weight"])))
+
+    def logit(h, i, j, q_i, k_j):
+        if j > i:
+            return -math.inf
+        taken = sum(step(w[h] @ x[between] + b[h]) for between in range(j + 1, i + 1))
+        return q_i @ k_j / math.sqrt(d) - taken + (f(h, j - i) if f else 0.0)
+
+    return attend(layer, x, logit=logit)
+
+
+def forgotten(z):
+    """Return −log f of a forget gate f = σ(z)."""
+    return -math.log(1 / (1 + math.exp(-z)))
+
+
+def fox(layer, x):
+    return forgetting(layer, x, forgotten)
+
+
+def cable(layer, x):
+    by_author = layer.position.variant == "author"
+    return forgetting(layer, x, formulas.softplus if by_author else lambda z: max(z, 0.0))
+
+
+def near_far_fox(layer, x):
+    curve = near_far_in(layer, "position.curve.scoring.0.")
+    return forgetting(layer, x, forgotten, "position.gate.gates.0", curve)
 
 
 def at_least_a_hundredth(r):
@@ -325,4 +362,7 @@ OUTPUTS = {
     "tisa-v2": tisa_v2,
     "near-far": near_far,
     "fire": fire,
+    "fox": fox,
+    "cable": cable,
+    "near-far-fox": near_far_fox,
 }

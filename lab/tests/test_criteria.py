@@ -249,6 +249,10 @@ def test_command(tmp_path, monkeypatch, capsys):
     ("arguments", "error"),
     [
         (["--methods", "t6"], "--methods must be among none"),
+        (
+            ["--methods", "t5,fox"],
+            "--methods must be of encoders, which are compared here, got fox",
+        ),
         (["--device", "nowhere"], "--device must be one that this machine has"),
         (["--methods", "t5", "--out", __file__], "is a file; name a new folder"),
     ],

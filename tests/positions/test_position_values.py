@@ -7,7 +7,15 @@ import torch
 
 import position_formulas
 import tisa
-from tisa.positions import METHODS, PositionConfig, build_position, floater, flow, places_of
+from tisa.positions import (
+    METHODS,
+    PositionConfig,
+    build_position,
+    floater,
+    flow,
+    places_of,
+    resolve,
+)
 from tisa.transformer import Cache, Transformer, TransformerConfig
 
 HIDDEN, HEADS, LENGTH = 8, 2, 11
@@ -36,16 +44,21 @@ COUNTS = {
     "tisa-v2": 12 * 12 * (3 * 5 + 1),
     "near-far": 12 * 12 * (3 * 5 + 3),
     "fire": 12 * (32 + 32 + 32 * 12 + 12 + 2),
+    "fox": 12 * 12 * (768 + 1),
+    "cable": 12 * 12 * 768,
+    "near-far-fox": 12 * 12 * (3 * 5 + 3 + 768 + 1),
 }
 # Where the authors' code computes something else than their paper says.
 BY_AUTHOR = [
     (name, {"variant": "author"})
     for name in METHODS
-    if name in ("sinusoidal", "shaw", "tupe-r") or name.startswith(("synthesizer", "kerple"))
+    if name in ("sinusoidal", "shaw", "tupe-r", "cable")
+    or name.startswith(("synthesizer", "kerple"))
 ]
 SIZES_BY_AUTHOR = {
     "shaw": 12 * 2 * 33 * 64,
     "tupe-r": 1_576_704 + 384 + 24,
+    "cable": 12 * 12 * (768 + 1),
     "synthesizer-dense": 12 * (12 * 768 * 64 + 64 * 512),
     "synthesizer-dense-mixed": 12 * (64 * 512 + 1),
     "synthesizer-random-mixed": 37_748_736 + 12,
@@ -53,10 +66,15 @@ SIZES_BY_AUTHOR = {
 }
 
 
+def for_decoders(name):
+    return resolve(name).causal_only is not None
+
+
 def layer_of(name, **options):
     layer = tisa.SelfAttention(
-        HIDDEN, HEADS, position=name, position_options=options, max_position_embeddings=16
-    ).double()
+        HIDDEN, HEADS, position=name, position_options=options, max_position_embeddings=16,
+        is_causal=for_decoders(name),
+    ).double()  # fmt: skip
     for p in layer.parameters():
         torch.nn.init.normal_(p, 0.1, 0.5)
         # TISA v2's formula divides by its widths.
@@ -90,14 +108,15 @@ def test_every_method_has_a_formula_and_a_size():
 @pytest.mark.parametrize("name", METHODS)
 def test_parameter_counts_at_bert_base(name):
     with torch.device("meta"):
-        position = build_position(name, PositionConfig())
+        position = build_position(name, PositionConfig(is_causal=for_decoders(name)))
     assert sum(p.numel() for p in position.parameters()) == COUNTS[name]
 
 
 @pytest.mark.parametrize(("name", "options"), BY_AUTHOR)
 def test_parameter_counts_of_the_authors_code(name, options):
     with torch.device("meta"):
-        position = build_position(name, PositionConfig(options=options))
+        config = PositionConfig(options=options, is_causal=for_decoders(name))
+        position = build_position(name, config)
     size = sum(p.numel() for p in position.parameters())
     assert size == SIZES_BY_AUTHOR.get(name, COUNTS[name])
 

@@ -6,6 +6,7 @@
   from_scoring.py  methods that are a function of the offset: any function of `tisa/scoring/`
   mixture.py       several methods, layer by layer
   published.py     weights that the authors of a method published, in our modules
+  gates.py         what gates have in common: sums over tokens, scores of the key
   angles.py        what sinusoidal and rotary embeddings have in common
   rotary_scaling.py  rotary's rates for inputs longer than the training
   flow.py          the differential equation of FLOATER, solved
@@ -71,6 +72,10 @@ METHODS: dict[str, Method] = {
     "tisa-v2": _of_offset(scoring.TISAv2),
     "near-far": _of_offset(scoring.NearFar),
     "fire": Method("fire.py", "Fire"),
+    # Decoders only.
+    "fox": Method("fox.py", "Fox"),
+    "cable": Method("cable.py", "Cable"),
+    "near-far-fox": Method("near_far_fox.py", "NearFarFox"),
 }
 
 

@@ -50,6 +50,7 @@ class Mixture(Position):
         self.max_length = min(limits, default=None)
         self.dense = any(p.dense for p in self._positions())
         self.needs_weights = any(p.needs_weights for p in self._positions())
+        self.scores_keys = any(p.scores_keys for p in self._positions())
 
     def _positions(self) -> list[Position]:
         found = list(self.methods)

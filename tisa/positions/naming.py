@@ -105,6 +105,21 @@ class Chosen(NamedTuple):
         return ":".join([self.name, *(f"{k}={json.dumps(v)}" for k, v in self.options.items())])
 
     @property
+    def causal_only(self) -> str | None:
+        """Why it cannot be in an encoder, None where it can."""
+        members = self.method.options.get("members", ())
+        reasons = [member.causal_only for member in members]
+        return next(filter(None, reasons), self.method.load().causal_only)
+
+    def check_encoder(self, what: str) -> None:
+        """Refuse a method that cannot be in an encoder, where encoders are compared."""
+        if self.causal_only is not None:
+            raise ValueError(
+                f"{what} must be of encoders, which are compared here, got {self.name}, which is "
+                f"for decoders: {self.causal_only}"
+            )
+
+    @property
     def scoring(self) -> type[ScoringFunction] | None:
         """The function of the offset that it is, None for all other methods."""
         found: type[ScoringFunction] | None = self.method.options.get("function")

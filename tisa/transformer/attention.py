@@ -24,11 +24,14 @@ class At(NamedTuple):
     """Where positions enter: the model's method, the layer that it is asked for, and the pass.
 
     In a mixture the layer has a `method` of its own, whose layers are counted by `own`.
+    `key_scores` are those of this layer's hidden states: (batch, heads, keys), packed
+    (total, heads).
     """
 
     position: Position
     layer: int
     run: ForwardPass
+    key_scores: Tensor | None = None
 
     @property
     def method(self) -> Position:
@@ -69,6 +72,42 @@ class At(NamedTuple):
             bands[dtype] = self.position.bands(dtype)
         return scores, bands[dtype][self.layer]
 
+    @property
+    def own_scores(self) -> Tensor | None:
+        """What each query's own token has as a key: (batch, heads, queries), packed (total, heads).
+
+        It is the same for all keys of a query, and matters to what stands beside them.
+        """
+        if self.key_scores is None or self.run.packing is not None:
+            return self.key_scores
+        first = self.prepared.places.query_start
+        return self.key_scores[..., first : first + self.prepared.places.queries]
+
+    def keyed(self, hidden: Tensor) -> "At":
+        """Return this with the scores of all keys, the cached ones first.
+
+        The cache has scores as they were made. The operator gets them in its dtype, less that of
+        the first new token: small numbers are exact, and all keys of a query may lose the same.
+        """
+        if not self.method.scores_keys:
+            return self
+        cache, packed = self.run.cache, self.run.packing is not None
+        before = None if cache is None else cache.key_scores.get(self.layer)
+        last = None if before is None else before[..., -1:]
+        scores = self.method.key_scores(self.own, hidden, last, self.prepared)
+        if scores is None:
+            return self
+        if packed:
+            scores = scores.transpose(0, 1)
+        else:
+            # No part of the graph: the softmax has no derivative by it. (A sum: of none it is 0.)
+            first = scores.detach()[..., :1].sum(-1, keepdim=True)
+            if cache is not None:
+                scores = cache.extend_scores(self.layer, scores)
+            scores = scores - first
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        return self._replace(key_scores=scores.to(dtype))
+
 
 class AttentionLayer(nn.Module):
     """Projections of queries, keys and values, attention, and the projection of its output.
@@ -106,14 +145,16 @@ class AttentionLayer(nn.Module):
         run: ForwardPass,
     ) -> Float[Tensor, "*batch tokens hidden"]:
         """Return what the layer adds to the hidden states."""
-        at = At(position, layer, run)
+        at = At(position, layer, run).keyed(hidden)
         query, key, value = self._project(hidden, at)
         packing = run.packing
         if packing is None:
             mixed = self._attend(hidden, query, key, value, at)
         elif at.is_dense or at.method.needs_weights:
             query, key = (None if x is None else packing.pad(x) for x in (query, key))
-            at = At(position, layer, replace(run, attention_mask=packing.mask(), packing=None))
+            scores = None if at.key_scores is None else packing.pad(at.key_scores).transpose(1, 2)
+            run = replace(run, attention_mask=packing.mask(), packing=None)
+            at = at._replace(run=run, key_scores=scores)
             mixed = self._attend(packing.pad(hidden), query, key, packing.pad(value), at)
             mixed = packing.unpad(mixed)
         else:
@@ -131,7 +172,7 @@ class AttentionLayer(nn.Module):
 
         A dense tensor, to look at; `forward` makes it only for methods that cannot do without.
         """
-        at = At(position, layer, ForwardPass(prepared))
+        at = At(position, layer, ForwardPass(prepared)).keyed(hidden)
         query, key, _ = self._project(hidden, at)
         if query is not None and key is not None:
             query, key = query.transpose(1, 2), key.transpose(1, 2)
@@ -224,7 +265,10 @@ class AttentionLayer(nn.Module):
                 None if key is None else key[:, :, :keys],
                 value[:, :, :keys],
                 None if mask is None else mask[..., :keys],
-                At(at.position, at.layer, ForwardPass(here, windows=at.run.windows)),
+                at._replace(
+                    run=ForwardPass(here, windows=at.run.windows),
+                    key_scores=None if at.key_scores is None else at.key_scores[..., :keys],
+                ),
             )
             parts.append(part)
         return torch.cat(parts, dim=2)
@@ -250,6 +294,7 @@ class AttentionLayer(nn.Module):
             value,
             scores,
             band=band,
+            key_scores=at.key_scores,
             attn_mask=mask,
             is_causal=self.is_causal,
             window=at.window,
@@ -274,6 +319,9 @@ class AttentionLayer(nn.Module):
         scores = method.offset_scores(own, at.prepared)
         if scores is not None:
             logits = logits + to_matrix(scores.to(dtype), places.queries, places.keys)
+        if at.key_scores is not None and at.own_scores is not None:
+            scored = at.key_scores.unsqueeze(-2) - at.own_scores.unsqueeze(-1)
+            logits = logits + scored.to(dtype)
         if at.is_dense:
             added = method.dense_logits(own, query, hidden, at.prepared)
             if added is not None:

@@ -121,6 +121,9 @@ def begin(
                 f"{attention_mask.dtype}; convert it with .bool()"
             )
         attention_mask = attention_mask.bool()
+        if position.scores_keys:
+            new = attention_mask[:, seen:]
+            places = Places(places.queries, places.keys, seen, places.positions, new)
     return ForwardPass(position.prepare(places), attention_mask, cache, windows=windows)
 
 
@@ -166,6 +169,11 @@ def _begin_in_a_ring(
     ):  # fmt: skip
         if value is not None:
             raise ValueError(f"{name} must be None with a ring: every token of it is one to read")
+    if position.scores_keys:
+        raise ValueError(
+            f"{type(position).__name__} cannot be used with a ring: it needs sums over all tokens, "
+            "of which a process has some"
+        )
     positions = ring.positions(tokens.device)
     if tokens.ndim != 3 or tokens.shape[1] != len(positions):
         raise ValueError(

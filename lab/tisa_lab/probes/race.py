@@ -82,6 +82,8 @@ def run_race(
         )
     if not methods:
         raise ValueError("methods must be one or more, got none")
+    for one in chosen.values():
+        one.check_encoder("methods")
     rows = []
     for task in dict.fromkeys(tasks):
         for method in dict.fromkeys(methods):
