@@ -15,6 +15,7 @@ from tisa.ops.scored import worth_a_band
 from tisa.positions import Places, Position, Prepared
 from tisa.shapes import Float, Tensor
 from tisa.transformer.forward_pass import ForwardPass
+from tisa.transformer.sinks import share_of_keys, with_sinks
 
 # Attention weights that are made at a time where they have to be made: 64 MB in float32.
 WEIGHTS_AT_ONCE = 1 << 24
@@ -115,6 +116,8 @@ class AttentionLayer(nn.Module):
     The position method is an argument of `forward`, with the number of the layer (or of the pass
     through it) for which it is asked: layers share it. Whatever its hooks allow goes through
     `tisa.attention`: everything but a method that wants the attention weights themselves.
+
+    `sinks`: a learned logit for each head that no token has (`sinks.py`), N(0, 0.02) at step 0.
     """
 
     def __init__(
@@ -126,6 +129,7 @@ class AttentionLayer(nn.Module):
         biases: bool = True,
         is_causal: bool = False,
         attention_dropout: float = 0.0,
+        sinks: bool = False,
     ) -> None:
         super().__init__()
         self.num_attention_heads = num_attention_heads
@@ -136,6 +140,9 @@ class AttentionLayer(nn.Module):
         self.key = nn.Linear(*sizes) if uses_content else None
         self.value = nn.Linear(*sizes)
         self.output = nn.Linear(hidden_size, hidden_size)
+        self.sinks = nn.Parameter(torch.empty(num_attention_heads)) if sinks else None
+        if self.sinks is not None:
+            nn.init.normal_(self.sinks, std=0.02)
 
     def forward(
         self,
@@ -283,12 +290,16 @@ class AttentionLayer(nn.Module):
         ring, packing = at.run.ring, at.run.packing
         if ring is not None:
             # The sequence is spread over several processes.
+            if self.sinks is not None:
+                raise ValueError(
+                    "sinks must be False with a ring, whose attention has no log-sum-exp"
+                )
             if self._dropout_p:
                 raise ValueError(f"attention_dropout must be 0 with a ring, got {self._dropout_p}")
             return ring_attention(
                 query, key, value, scores, ring, band=band, is_causal=self.is_causal
             )
-        mixed = attention(
+        found = attention(
             query,
             key,
             value,
@@ -301,9 +312,15 @@ class AttentionLayer(nn.Module):
             dropout_p=self._dropout_p,
             cu_seqlens=None if packing is None else packing.cu_seqlens,
             max_seqlen=None if packing is None else packing.max_seqlen,
+            return_lse=self.sinks is not None,
         )
-        assert isinstance(mixed, Tensor)
-        return mixed
+        if self.sinks is None:
+            assert isinstance(found, Tensor)
+            return found
+        output, lse = found
+        own = at.own_scores
+        lse = lse if own is None else lse - own
+        return with_sinks(output, lse, self.sinks, packed=packing is not None)
 
     def _logits(
         self, hidden: Tensor, query: Tensor | None, key: Tensor | None, at: At
@@ -345,5 +362,9 @@ class AttentionLayer(nn.Module):
         if mask is not None:
             logits = logits.masked_fill(~mask, -torch.inf)
         blind = (logits == -torch.inf).all(-1, keepdim=True)
-        weights = logits.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
-        return dropout(weights, self._dropout_p)
+        logits = logits.masked_fill(blind, 0.0)
+        weights = logits.softmax(-1)
+        if self.sinks is not None:
+            lse = logits.logsumexp(-1, keepdim=True)
+            weights = weights * share_of_keys(lse, self.sinks[:, None, None])
+        return dropout(weights.masked_fill(blind, 0.0), self._dropout_p)

@@ -24,7 +24,8 @@ class TransformerConfig:
     limit, a list as that of the positions: [None, 64, 64] has every third layer see everything.
     `norm` is "pre" or "post". `share_layers` passes through one layer's weights
     `num_hidden_layers` times (ALBERT); positions still know which pass it is. `embedding_size`
-    factorises the input embeddings (ALBERT). `is_causal` makes it a decoder.
+    factorises the input embeddings (ALBERT). `is_causal` makes it a decoder. `sinks` gives the
+    softmax of every head a learned logit that no token has (gpt-oss).
     """
 
     vocab_size: int = 30522
@@ -37,6 +38,7 @@ class TransformerConfig:
     position: Asked = "tisa"
     position_options: Mapping[str, Any] = field(default_factory=dict)
     is_causal: bool = False
+    sinks: bool = False
     norm: Literal["pre", "post"] = "pre"
     share_layers: bool = False
     hidden_dropout: float = 0.0
@@ -51,7 +53,10 @@ class TransformerConfig:
         # A copy: the caller may change its own for the next model, and this one is saved later.
         options = {**self.position_options, **chosen.options}
         object.__setattr__(self, "position_options", options)
-        check_flags("TransformerConfig", is_causal=self.is_causal, share_layers=self.share_layers)
+        check_flags(
+            "TransformerConfig",
+            is_causal=self.is_causal, share_layers=self.share_layers, sinks=self.sinks,
+        )  # fmt: skip
         if self.norm not in ("pre", "post"):
             raise ValueError(f'norm must be "pre" or "post", got {self.norm!r}')
         for name in ("vocab_size", "feed_forward_size", "embedding_width"):

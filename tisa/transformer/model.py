@@ -27,6 +27,7 @@ class Block(nn.Module):
             biases=position.biases,
             is_causal=config.is_causal,
             attention_dropout=config.attention_dropout,
+            sinks=config.sinks,
         )
         self.feed_forward = nn.Sequential(
             nn.Linear(config.hidden_size, config.feed_forward_size),
@@ -157,11 +158,13 @@ class Transformer(nn.Module):
 
 
 def initialise(module: nn.Module, deviation: float) -> None:
-    """Draw weights of linear maps and embeddings from N(0, deviation), biases 0, norms 1 and 0."""
+    """Draw weights, embeddings and sinks from N(0, deviation), biases 0, norms 1 and 0."""
     for part in module.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):
             nn.init.normal_(part.weight, std=deviation)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
+        if isinstance(part, AttentionLayer) and part.sinks is not None:
+            nn.init.normal_(part.sinks, std=deviation)
         if isinstance(part, nn.LayerNorm):
             part.reset_parameters()

@@ -21,7 +21,8 @@ class SelfAttention(nn.Module):
     its keyword arguments in `position_options`; or a `Position` that several layers share, this one
     being number `layer`.
     Layers that share a position may share a cache too; the others need one each. `window` is how
-    far a query sees to both sides, None without limit.
+    far a query sees to both sides, None without limit. `sinks` gives each head's softmax a learned
+    logit that no token has.
 
     A method that enters at the input embeddings enters at this layer's input if it was given by
     name; one that is shared is for the transformer that shares it to put there (`position.embed`).
@@ -39,9 +40,10 @@ class SelfAttention(nn.Module):
         max_position_embeddings: int = 512,
         attention_dropout: float = 0.0,
         window: int | None = None,
+        sinks: bool = False,
     ) -> None:
         super().__init__()
-        check_flags("SelfAttention", is_causal=is_causal)
+        check_flags("SelfAttention", is_causal=is_causal, sinks=sinks)
         self.embeds = not isinstance(position, Position)
         if not isinstance(position, Position):
             if layer != 0:
@@ -92,6 +94,7 @@ class SelfAttention(nn.Module):
             biases=method.biases,
             is_causal=is_causal,
             attention_dropout=attention_dropout,
+            sinks=sinks,
         )
 
     def forward(
