@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tisa.positions import METHODS, Method, Position
+from tisa.positions import METHODS, Method, Position, resolve
 from tisa.store import check_folder, read_json
 from tisa_lab import cli
 from tisa_lab.criteria import (
@@ -218,6 +218,12 @@ def test_sensitivity_names_the_marks_that_change():
     assert sum(row["used"] for row in rows) == len(CRITERIA)
     other = {"tisa": {**cells, "interpretable": Measurement(0.95, "")}}
     assert compared(measured, other, Settings())["changed"] == ["tisa, interpretable ✓"]
+
+
+def test_what_no_encoder_can_have_is_left_out():
+    left_out = set(METHODS) - set(table.ordered())
+    assert left_out == {name for name in METHODS if resolve(name).causal_only is not None}
+    assert left_out == {"fox", "cable", "near-far-fox"}
 
 
 def test_table_1_has_54_marks():

@@ -10,7 +10,7 @@ from tisa.positions import PositionConfig, build_position, places_of
 from tisa.positions.gates import summed
 from tisa.testing import contract
 from tisa.testing.contract import tokens
-from tisa.transformer import Cache, LanguageModel, SelfAttention, Transformer
+from tisa.transformer import Cache, LanguageModel, SelfAttention, Transformer, load, save
 
 GATED = ["fox", "cable", "cable:variant=author", "near-far-fox"]
 
@@ -70,6 +70,50 @@ def test_sums_are_those_of_the_steps():
     places = tisa.positions.Places(4, 4, 0, torch.tensor([0, 1, 0, 1, 2, 3]))
     # Each sequence begins at 0: its first step is between it and no key.
     assert summed(packed, None, places).tolist() == [[0, 2, 0, 4, 9, 15]] * 2
+
+
+class Loud(tisa.Position):
+    """A score of each key that is no sum, made in each of the ways that logits are made."""
+
+    scores_keys = True
+
+    def __init__(self, config, *, dense=False, needs_weights=False):
+        super().__init__(config)
+        self.dense, self.needs_weights = dense, needs_weights
+        self.loudness = torch.nn.Parameter(torch.ones(config.num_attention_heads, 8))
+
+    def key_scores(self, layer, hidden, before, prepared):
+        return self.loudness @ hidden.transpose(-1, -2)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_method_of_ones_own(is_causal, monkeypatch):
+    """Fused, with logits of pairs, with the weights themselves: padded, packed, some at a time."""
+    sizes = {"position": Loud, "is_causal": is_causal}
+    fused = SelfAttention(8, 2, **sizes).double()
+    x, ends = torch.randn(2, 7, 8).double(), torch.tensor([0, 2, 7], dtype=torch.int32)
+    mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
+    packed = {"cu_seqlens": ends, "max_seqlen": 5}
+    expected = fused(x), fused(x, attention_mask=mask), fused(x[0], **packed)
+    torch.testing.assert_close(expected[2][:2], fused(x[:1, :2])[0])
+    torch.testing.assert_close(expected[2][2:], fused(x[:1, 2:])[0])
+    for options in ({"dense": True}, {"needs_weights": True}):
+        layer = SelfAttention(8, 2, position_options=options, **sizes).double()
+        layer.load_state_dict(fused.state_dict())
+        with torch.no_grad():
+            for at_once in (1 << 24, 1):
+                monkeypatch.setattr("tisa.transformer.attention.WEIGHTS_AT_ONCE", at_once)
+                found = layer(x), layer(x, attention_mask=mask), layer(x[0], **packed)
+                for one, other in zip(found, expected, strict=True):
+                    torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", ["fox", "near-far-fox"])
+def test_saved_and_loaded(name, tmp_path):
+    model, x = model_of(name, LanguageModel), tokens(2, 7)
+    save(model, tmp_path)
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path)(x), model(x))
 
 
 @pytest.mark.parametrize("name", ["fox", "near-far-fox"])

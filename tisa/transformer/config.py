@@ -38,7 +38,6 @@ class TransformerConfig:
     position: Asked = "tisa"
     position_options: Mapping[str, Any] = field(default_factory=dict)
     is_causal: bool = False
-    sinks: bool = False
     norm: Literal["pre", "post"] = "pre"
     share_layers: bool = False
     hidden_dropout: float = 0.0
@@ -46,6 +45,7 @@ class TransformerConfig:
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
     window: int | Sequence[int | None] | None = None
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         chosen = resolve(self.position)
