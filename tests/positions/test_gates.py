@@ -108,6 +108,30 @@ def test_a_method_of_ones_own(is_causal, monkeypatch):
                     torch.testing.assert_close(one, other)
 
 
+def test_some_layers_have_gates_and_windows_and_sinks():
+    """In a mixture each layer has its own scores of keys, or none, in one cache and in packs."""
+    mixed = "fox+rotary+near-far-fox"
+    model = model_of(mixed, num_hidden_layers=5, window=[None, 4, None, 3, 5], sinks=True)
+    x, cache = tokens(2, 10), Cache()
+    ends = torch.tensor([0, 3, 10], dtype=torch.int32)
+    with torch.no_grad():
+        full = model(x)
+        found = [model(piece, cache=cache) for piece in x.split([4, 1, 5], dim=1)]
+        torch.testing.assert_close(torch.cat(found, 1), full)
+        assert sorted(cache.key_scores) == [0, 2, 3]
+        packed = model(x[0], cu_seqlens=ends, max_seqlen=7)
+        torch.testing.assert_close(packed[:3], full[0, :3])
+        torch.testing.assert_close(packed[3:], model(x[:1, 3:])[0])
+        # Padding in the middle: no layer but rotary's counts places, and windows do.
+        gates = model_of("fox+none", num_hidden_layers=2)
+        mask = torch.ones(2, 10).index_fill(1, torch.tensor([2, 3]), 0)
+        kept = x[:, mask[0].bool()]
+        found = gates(x, attention_mask=mask.long())[:, mask[0].bool()]
+        torch.testing.assert_close(found, gates(kept))
+    with pytest.raises(ValueError, match="Fox: is_causal must be True"):
+        Transformer(tisa.TransformerConfig(20, 16, 3, 2, position=mixed))
+
+
 @pytest.mark.parametrize("name", ["fox", "near-far-fox"])
 def test_saved_and_loaded(name, tmp_path):
     model, x = model_of(name, LanguageModel), tokens(2, 7)

@@ -36,16 +36,13 @@ def layer_of(position: Given, **values: Any) -> tisa.SelfAttention:
 def model_of(position: Given, cls: Any = Transformer, **values: Any) -> Any:
     """Return a model with the method and large weights, an encoder if the method can be in one."""
     chosen = resolve(position)
-    values = {"is_causal": for_decoders(position), **values}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
+             "num_attention_heads": HEADS, "max_position_embeddings": LIMIT}  # fmt: skip
+    values = {**sizes, "is_causal": for_decoders(position), **values}
     if chosen.causal_only is not None and not values["is_causal"]:
         pytest.skip(f"{chosen.name} is for decoders: {chosen.causal_only}")
     torch.manual_seed(1)
-    model = cls(
-        TransformerConfig(
-            vocab_size=VOCABULARY, hidden_size=HIDDEN, num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS, max_position_embeddings=LIMIT, position=position, **values,
-        )
-    )  # fmt: skip
+    model = cls(TransformerConfig(position=position, **values))
     # Large weights, so that nothing is right only because it is nearly zero.
     for p in model.parameters():
         torch.nn.init.normal_(p, 0.05, 0.3)
