@@ -181,17 +181,42 @@ def tupe(layer, x):
     return attend(layer, x, logit=logit)
 
 
-def rotary(layer, x):
+def rotary_rates(d, n, *, scaling="none", factor=1.0, original_length=16, ramp="paper", p=1.0):
+    """Return the rates of n positions' pairs, one by one, and the temperature."""
+    rates = [10000 ** (-2 * i / d) for i in range(d // 2)]
+    s, length = factor, original_length
+    if scaling == "linear":
+        rates = [rate / s for rate in rates]
+    if scaling == "dynamic_ntk":
+        s = max(1.0, factor * n / length - (factor - 1))
+    if scaling in ("ntk", "dynamic_ntk"):
+        rates = [(10000 * s ** (d / (d - 2))) ** (-2 * i / d) for i in range(d // 2)]
+    if scaling == "yarn":
+        for i, rate in enumerate(rates):
+            turns = length * rate / (2 * math.pi)
+            kept = 0.0 if turns < 1 else 1.0 if turns > 32 else (turns - 1) / 31
+            if ramp == "author":
+                low, high = (d * math.log(length / (t * 2 * math.pi)) / (2 * math.log(10000))
+                             for t in (32, 1))  # fmt: skip
+                low, high = max(math.floor(low), 0), min(math.ceil(high), d - 1)
+                kept = 1 - min(max((i - low) / max(high - low, 0.001), 0), 1)
+            rates[i] = (1 - kept) * rate / s + kept * rate
+    temperature = 0.1 * math.log(s) + 1 if scaling == "yarn" else 1.0
+    return [rate if i < int(p * d / 2) else 0.0 for i, rate in enumerate(rates)], temperature
+
+
+def rotary(layer, x, **scaling):
     d = x.shape[1] // layer.attention.num_attention_heads
+    rates, temperature = rotary_rates(d, len(x), **scaling)
 
     def turn(vector, position):
         turned = np.zeros(d)
         for i in range(d // 2):
             one, two = (2 * i, 2 * i + 1) if layer.position.interleaved else (i, i + d // 2)
-            angle = position * 10000 ** (-2 * i / d)
+            angle = position * rates[i]
             turned[one] = vector[one] * math.cos(angle) - vector[two] * math.sin(angle)
             turned[two] = vector[one] * math.sin(angle) + vector[two] * math.cos(angle)
-        return turned
+        return turned * temperature
 
     return attend(layer, x, turn=turn)
 
@@ -212,13 +237,7 @@ def tisa(layer, x):
 
 
 def near_far(layer, x):
-    p = scoring_numbers(layer)
-    kernels = [p[f"near.kernel_{name}"] for name in ("amplitudes", "sharpness", "offsets")]
-    sides = [[formulas.softplus(r) for r in row] for row in p["raw_strengths"]]
-    rates = [formulas.softplus(r) for r in p["raw_rates"]]
-    return scored(
-        layer, x, lambda h, k: formulas.near_far(*(a[h] for a in kernels), *sides[h], rates[h], k)
-    )
+    return scored(layer, x, near_far_in(layer, "position.scoring.0."))
 
 
 def tisa_v2(layer, x):
@@ -231,6 +250,49 @@ def tisa_v2(layer, x):
 def alibi(layer, x):
     slopes = formulas.alibi_slopes(layer.attention.num_attention_heads)
     return scored(layer, x, lambda h, k: -slopes[h] * abs(k))
+
+
+def near_far_in(layer, prefix):
+    """Return f(h, k) of a near-far curve whose numbers have that prefix."""
+    p = {n.removeprefix(prefix): v.tolist() for n, v in numbers(layer).items()
+         if n.startswith(prefix)}  # fmt: skip
+    kernels = [p[f"near.kernel_{name}"] for name in ("amplitudes", "sharpness", "offsets")]
+    sides = [[formulas.softplus(r) for r in row] for row in p["raw_strengths"]]
+    rates = [formulas.softplus(r) for r in p["raw_rates"]]
+    return lambda h, k: formulas.near_far(*(a[h] for a in kernels), *sides[h], rates[h], k)
+
+
+def forgetting(layer, x, step, gate="position.gates.0", f=None):
+    """Return causal attention in which each token l takes step(w·x_l + b) from all before it."""
+    p, d = numbers(layer), x.shape[1] // layer.attention.num_attention_heads
+    w, b = p[f"{gate}.weight"], p.get(f"{gate}.bias", np.zeros(len(p[f"{gate}.weight"])))
+
+    def logit(h, i, j, q_i, k_j):
+        if j > i:
+            return -math.inf
+        taken = sum(step(w[h] @ x[between] + b[h]) for between in range(j + 1, i + 1))
+        return q_i @ k_j / math.sqrt(d) - taken + (f(h, j - i) if f else 0.0)
+
+    return attend(layer, x, logit=logit)
+
+
+def forgotten(z):
+    """Return −log f of a forget gate f = σ(z)."""
+    return -math.log(1 / (1 + math.exp(-z)))
+
+
+def fox(layer, x):
+    return forgetting(layer, x, forgotten)
+
+
+def cable(layer, x):
+    by_author = layer.position.variant == "author"
+    return forgetting(layer, x, formulas.softplus if by_author else lambda z: max(z, 0.0))
+
+
+def near_far_fox(layer, x):
+    curve = near_far_in(layer, "position.curve.scoring.0.")
+    return forgetting(layer, x, forgotten, "position.gate.gates.0", curve)
 
 
 def at_least_a_hundredth(r):
@@ -256,6 +318,27 @@ def kerple_power(layer, x):
     return scored(layer, x, lambda h, k: -r1[h] * abs(k) ** r2[h])
 
 
+def fire(layer, x):
+    p = {name.removeprefix("position."): value for name, value in numbers(layer).items()}
+    c, threshold = abs(p["rates"][0]), abs(p["multipliers"][0] * layer.position.initial_length)
+    d = x.shape[1] // layer.attention.num_attention_heads
+
+    def psi(distance):
+        return math.log(c * distance + 1)
+
+    def f(h, share):
+        total = p["outer_biases"][0, h]
+        for a, b, w in zip(p["inner_weights"][0], p["inner_biases"][0], p["outer_weights"][0, h],
+                           strict=True):  # fmt: skip
+            total += w * max(a * share + b, 0.0)
+        return total
+
+    def logit(h, i, j, q_i, k_j):
+        return q_i @ k_j / math.sqrt(d) + f(h, psi(abs(i - j)) / (psi(max(threshold, i)) + 1e-6))
+
+    return attend(layer, x, logit=logit)
+
+
 OUTPUTS = {
     "none": attend,
     "sinusoidal": sinusoidal,
@@ -278,4 +361,8 @@ OUTPUTS = {
     "kerple-power": kerple_power,
     "tisa-v2": tisa_v2,
     "near-far": near_far,
+    "fire": fire,
+    "fox": fox,
+    "cable": cable,
+    "near-far-fox": near_far_fox,
 }

@@ -21,7 +21,7 @@ def test_a_file_in_and_a_page_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "root.py").write_text(FUNCTION)
     mine = "root.py:Root:start=0.1"
-    words = ["compare", mine, "--others", "none,absolute", *FEW, "--out", "page"]
+    words = ["compare", mine, "--others", "none,absolute,fox", *FEW, "--out", "page"]
     try:
         done = command.lab(words)
         assert done.exit_code == 0, (done.stderr, done.exception)
@@ -30,16 +30,22 @@ def test_a_file_in_and_a_page_out(tmp_path, monkeypatch):
     out = tmp_path / "page"
     record = json.loads((out / "compare.json").read_text())
     assert record["methods"] == [mine]
-    assert {row["method"] for row in record["rows"]} == {mine, "none", "absolute"}
+    assert {row["method"] for row in record["rows"]} == {mine, "none", "absolute", "fox"}
     assert record["sources"][mine]["file"] == "root.py"
     rows = {row["method"]: row for row in record["rows"]}
     # No places past its length: told, and not left out.
     assert rows["absolute"]["perplexity"][1:] == [None, None]
     assert rows["absolute"]["right_far"] is None
     assert all(one > 1 for one in rows[mine]["perplexity"])
+    # No encoder can have it: its language model is all there is.
+    assert list(record["decoders"]) == ["fox"]
+    assert rows["fox"]["marks"] is rows["fox"]["right"] is None
+    assert all(one > 1 for one in rows["fox"]["perplexity"])
+    assert record["speed"]["fox"] > 0
     assert record["speed"]["none"] == 1.0
     assert done.stdout == markdown(record) == (out / "compare.md").read_text()
     page = (out / "index.html").read_text()
+    assert "fox is for decoders, so it has no marks" in page
     assert f'<tr class="ours"><td>{mine}</td>' in page
     for row in cells(record):
         assert len(row) == len(header(record))

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tisa.positions import METHODS, Method, Position
+from tisa.positions import METHODS, Method, Position, resolve
 from tisa.store import check_folder, read_json
 from tisa_lab import cli
 from tisa_lab.criteria import (
@@ -220,6 +220,12 @@ def test_sensitivity_names_the_marks_that_change():
     assert compared(measured, other, Settings())["changed"] == ["tisa, interpretable ✓"]
 
 
+def test_what_no_encoder_can_have_is_left_out():
+    left_out = set(METHODS) - set(table.ordered())
+    assert left_out == {name for name in METHODS if resolve(name).causal_only is not None}
+    assert left_out == {"fox", "cable", "near-far-fox"}
+
+
 def test_table_1_has_54_marks():
     assert sum(len(marks) for marks in claims().values()) == 54
     assert {name for name, _ in TABLE_1.values()} <= set(METHODS)
@@ -237,6 +243,7 @@ def test_command(tmp_path, monkeypatch, capsys):
     # A shell may take it as it stands.
     assert shlex.split(record["command"]) == ["tisa-lab", *arguments]
     assert [row["method"] for row in record["rows"]] == ["t5", "none"]
+    assert table.ordered(["nope", "t5", "none"]) == ["t5", "none"]
     assert record["agreement"]["of"] == 6
     assert record == read_json(out / "criteria.json", remedy="")
     assert check_folder(out, "criteria").identity["settings"]["seed"] == 0
@@ -248,6 +255,10 @@ def test_command(tmp_path, monkeypatch, capsys):
     ("arguments", "error"),
     [
         (["--methods", "t6"], "--methods must be among none"),
+        (
+            ["--methods", "t5,fox"],
+            "--methods must be of encoders, which are compared here, got fox",
+        ),
         (["--device", "nowhere"], "--device must be one that this machine has"),
         (["--methods", "t5", "--out", __file__], "is a file; name a new folder"),
     ],

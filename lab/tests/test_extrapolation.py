@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ import command
 from little_corpus import text
 from tisa.transformer import LanguageModel, TransformerConfig
 from tisa_lab.extrapolation.measuring import measured, position_bins
+from tisa_lab.extrapolation.readings import readings_of
 from tisa_lab.extrapolation.report import figure, markdown, together, write
 from tisa_lab.extrapolation.report import shown as perplexity
 from tisa_lab.extrapolation.windows import long_documents, windows_of
 from tisa_lab.pretrain.config import Length, PretrainConfig, RunSettings
 from tisa_lab.pretrain.corpus import StreamedCorpus
+from tisa_lab.pretrain.report import label_of
 from tisa_lab.pretrain.text import Bytes, Source
 from tisa_lab.pretrain.training import run
 
@@ -203,6 +206,20 @@ def test_the_command_reads_finished_runs(tmp_path):
         for run_ in one["runs"]:
             run_["rows"] = [{"length": 32, "mode": mode, "refused": "why"}]
         assert len(figure(one).axes) == 1
+    # A row more for each reading; of scores, which have no such options, none.
+    train("rotary", "rotary")
+    train("mixed", "rotary+none", window="8+none", num_hidden_layers=2)
+    shown = command.lab(
+        ["extrapolate", *(str(tmp_path / name) for name in ("tisa", "rotary", "mixed")), "--data",
+         str(tmp_path / "corpus.txt"), "--lengths", "32,128", "--modes", "whole", "--device", "cpu",
+         "--reading", "rotary:scaling=yarn,rotary:scaling=linear:factor=2"],
+    )  # fmt: skip
+    assert shown.exit_code == 0, shown.stderr
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in shown.stdout.splitlines()[4:9]]
+    assert rows == [
+        "tisa", "rotary", "rotary scaling=yarn original_length=32 factor=4.0",
+        "rotary scaling=linear factor=2 original_length=32", "rotary+none window=8+none",
+    ]  # fmt: skip
     # What would be taken for seeds of one method is refused.
     train("longer", "tisa", lengths=(Length(64),))
     train("more", "tisa", steps=3)
@@ -215,6 +232,45 @@ def test_the_command_reads_finished_runs(tmp_path):
              str(tmp_path / "corpus.txt"), "--lengths", "32", "--device", "cpu"],
         )  # fmt: skip
         assert message in shown.stderr
+
+
+def trained(position, **options):
+    config = {"position": position, "position_options": options, "seed": 0, "lengths": [[16, 1.0]]}
+    values = dict(position=position, position_options=options, num_hidden_layers=3)
+    return model_of(**values, is_causal=True), config, "bytes"
+
+
+def test_readings_are_the_same_weights_with_other_options():
+    loaded = [trained("rotary", base=500.0), trained("tisa")]
+    asked = ("rotary:scaling=yarn", "rotary:scaling=dynamic_ntk", "rotary:p=0.5")
+    found = readings_of([Path("one"), Path("two")], loaded, asked, 16, 64)
+    assert [(folder.name, label_of(config)) for folder, _, config in found] == [
+        ("one", "rotary base=500.0"),
+        ("one", "rotary base=500.0 scaling=yarn original_length=16 factor=4.0"),
+        ("one", "rotary base=500.0 scaling=dynamic_ntk original_length=16"),
+        ("one", "rotary base=500.0 p=0.5"),
+        ("two", "tisa"),
+    ]
+    ids = torch.randint(0, 260, (1, 40))
+    with torch.no_grad():
+        trained_, yarn, ntk, some = (model(ids) for _, model, _ in found[:4])
+        assert torch.equal(trained_[:, :16], found[2][1](ids[:, :16]))
+    for other in (yarn, ntk, some):
+        assert (trained_ - other).abs().max() > 1e-3
+    mixed = trained("rotary:base=500+none+rotary")
+    mixed[1]["position"] = mixed[0].config.position
+    _, (_, model, config) = readings_of([Path("one")], [mixed], asked[:1], 16, 64)
+    scaled = 'scaling="yarn":original_length=16:factor=4.0'
+    assert label_of(config) == f"rotary:base=500:{scaled}+none+rotary:{scaled}"
+    with torch.no_grad():
+        assert (model(ids) - mixed[0](ids)).abs().max() > 1e-3
+    for given, error in (
+        ("alibi", r"expected a method of the runs \(rotary, tisa\), got 'alibi'"),
+        ("rotary:base=500.0", "got rotary base=500.0 twice"),
+        ("tisa:num_kernels=2", "tisa:num_kernels=2 must have the weights that the run was trained"),
+    ):
+        with pytest.raises(ValueError, match=f"reading.*{error}"):
+            readings_of([Path("one"), Path("two")], loaded, (given,), 16, 64)
 
 
 @pytest.mark.unchecked

@@ -12,7 +12,7 @@ import pytest
 
 import command
 from little_corpus import ROOT, SMALL, environment, text, tisa
-from tisa_lab.pretrain.config import Grid, Length
+from tisa_lab.pretrain.config import Grid, Length, PretrainConfig
 from tisa_lab.pretrain.grid import Run
 
 METHODS = ["--position", "none,tisa:layers=first", "--learning-rate", "0.01,0.02", "--steps", "3"]
@@ -37,11 +37,13 @@ def keys_of(out):
 
 def test_a_seed_is_a_whole_table_before_the_next():
     made = Grid(
-        position=("none", "sinusoidal:scale=0.028", "none"), learning_rate=(1e-3, 2e-3), seeds=2,
+        position=("none", "sinusoidal:scale=0.028", "nope"), learning_rate=(1e-3, 2e-3), seeds=2,
         seed=3, lengths=(Length(128, 0.9), Length(512, 0.1)),
     )  # fmt: skip
     configs = made.configs()
     assert [c.seed for c in configs] == 4 * [3] + 4 * [4]
+    # A synonym is the same method, and no run of its own.
+    assert {c.position for c in configs} == {"none", "sinusoidal"}
     assert configs[1].position_options == {"scale": 0.028}
     assert len({Run(c).key for c in configs}) == 8
     assert Run(configs[1]).key == "sinusoidal-scale=0.028-128-512-0.001-3"
@@ -49,6 +51,22 @@ def test_a_seed_is_a_whole_table_before_the_next():
         Grid(seeds=0)
     with pytest.raises(ValueError, match="name:option=value, got 'tisa:first'"):
         Grid(position=("tisa:first",)).configs()
+
+
+def test_a_method_and_a_window_for_each_layer():
+    (config,) = Grid(position=("rotary:base=160000+nope",), window="none+64").configs()
+    made = config.transformer(16)
+    assert made.position == config.position == "rotary:base=160000+none"
+    assert made.windows == (None, 64, None, 64)
+    assert Run(config).key == "rotary-base=160000+none-window=none+64-0.001-0"
+    assert PretrainConfig.from_dict(config.to_dict()) == config
+    # What is known of runs from before there were windows is what it was.
+    assert "window" not in PretrainConfig().to_dict()
+    for given in ("a", "1+", "-1"):
+        with pytest.raises(ValueError, match="window must be whole numbers, or none, with"):
+            Grid(window=given)
+    with pytest.raises(ValueError, match=r"must stand with its methods.*got base for all of them"):
+        Grid(position=("rotary+none",), position_options={"base": 5.0}).configs()
 
 
 def test_a_grid_is_finished_once_and_its_lines_are_enough_to_go_on(corpus_file, tmp_path):

@@ -86,6 +86,7 @@ def test_the_command(tmp_path, monkeypatch):
     assert (tmp_path / "new" / "probes.png").stat().st_size > 10_000
     for wrong, message in (
         (["--methods", "lemon"], "--methods must be among none, "),
+        (["--methods", "none,fox"], "--methods must be of encoders, which are compared here, got"),
         (["--tasks", "guess"], "--tasks: expected some of find"),
         (["--steps", "0"], "--steps must be at least 1"),
         (["--length", "11"], "--length must be at least 12"),

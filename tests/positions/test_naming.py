@@ -9,7 +9,7 @@ import torch
 
 import own_methods
 import tisa
-from tisa.positions import METHODS, PositionConfig, build_position, naming, resolve
+from tisa.positions import METHODS, PositionConfig, build_position, canonical, naming, resolve
 from tisa.positions.from_scoring import FromScoring
 
 SMALL = PositionConfig(16, 2, 3, 12)
@@ -76,6 +76,24 @@ def test_classes_of_this_package_are_known_by_their_names():
     assert build_position(tisa.T5Buckets, SMALL).layers == "shared"
     for name in METHODS:
         assert resolve(name).source is None
+
+
+def test_a_synonym_is_told_by_our_name(files):
+    for given in ("nope", "none"):
+        chosen = resolve(given)
+        assert (chosen.name, chosen.given, chosen.label, chosen.source) == 3 * ("none",) + (None,)
+        config = tisa.TransformerConfig(20, 16, 3, 2, position=given)
+        assert config.position == "none"
+        assert config.to_dict()["position"] == "none"
+        assert tisa.TransformerConfig.from_dict(config.to_dict(), position=given) == config
+        assert type(tisa.SelfAttention(16, 2, position=given).position).__name__ == "NoPosition"
+    assert "nope" not in METHODS
+    assert [canonical(name) for name in ("nope", "nope:a=1", "nope.py:A", "rotary")] == [
+        "none", "none:a=1", "nope.py:A", "rotary",
+    ]  # fmt: skip
+    cls = resolve(f"{files}/twist.py:Twist").method.cls
+    with pytest.raises(ValueError, match="name 'nope' is that of"):
+        tisa.register("nope", cls)
 
 
 def test_a_changed_file_is_run_again_and_an_equal_one_is_not(files):

@@ -7,8 +7,16 @@ import torch
 
 import position_formulas
 import tisa
-from tisa.positions import METHODS, PositionConfig, build_position, floater, flow, places_of
-from tisa.transformer import Transformer, TransformerConfig
+from tisa.positions import (
+    METHODS,
+    PositionConfig,
+    build_position,
+    floater,
+    flow,
+    places_of,
+    resolve,
+)
+from tisa.transformer import Cache, Transformer, TransformerConfig
 
 HIDDEN, HEADS, LENGTH = 8, 2, 11
 
@@ -35,16 +43,22 @@ COUNTS = {
     "kerple-power": 24,
     "tisa-v2": 12 * 12 * (3 * 5 + 1),
     "near-far": 12 * 12 * (3 * 5 + 3),
+    "fire": 12 * (32 + 32 + 32 * 12 + 12 + 2),
+    "fox": 12 * 12 * (768 + 1),
+    "cable": 12 * 12 * 768,
+    "near-far-fox": 12 * 12 * (3 * 5 + 3 + 768 + 1),
 }
 # Where the authors' code computes something else than their paper says.
 BY_AUTHOR = [
     (name, {"variant": "author"})
     for name in METHODS
-    if name in ("sinusoidal", "shaw", "tupe-r") or name.startswith(("synthesizer", "kerple"))
+    if name in ("sinusoidal", "shaw", "tupe-r", "cable")
+    or name.startswith(("synthesizer", "kerple"))
 ]
 SIZES_BY_AUTHOR = {
     "shaw": 12 * 2 * 33 * 64,
     "tupe-r": 1_576_704 + 384 + 24,
+    "cable": 12 * 12 * (768 + 1),
     "synthesizer-dense": 12 * (12 * 768 * 64 + 64 * 512),
     "synthesizer-dense-mixed": 12 * (64 * 512 + 1),
     "synthesizer-random-mixed": 37_748_736 + 12,
@@ -52,10 +66,15 @@ SIZES_BY_AUTHOR = {
 }
 
 
+def for_decoders(name):
+    return resolve(name).causal_only is not None
+
+
 def layer_of(name, **options):
     layer = tisa.SelfAttention(
-        HIDDEN, HEADS, position=name, position_options=options, max_position_embeddings=16
-    ).double()
+        HIDDEN, HEADS, position=name, position_options=options, max_position_embeddings=16,
+        is_causal=for_decoders(name),
+    ).double()  # fmt: skip
     for p in layer.parameters():
         torch.nn.init.normal_(p, 0.1, 0.5)
         # TISA v2's formula divides by its widths.
@@ -67,7 +86,7 @@ def layer_of(name, **options):
     ("name", "options"),
     [*((name, {}) for name in METHODS), *BY_AUTHOR, ("rotary", {"interleaved": True}),
      ("shaw", {"max_distance": 2}), ("tupe-r", {"variant": "before"}),
-     ("floater", {"biases": True})],
+     ("floater", {"biases": True}), ("fire", {"initial_length": 4.0, "units": 3})],
 )  # fmt: skip
 def test_output_equals_the_formula(name, options):
     layer = layer_of(name, **options)
@@ -89,14 +108,15 @@ def test_every_method_has_a_formula_and_a_size():
 @pytest.mark.parametrize("name", METHODS)
 def test_parameter_counts_at_bert_base(name):
     with torch.device("meta"):
-        position = build_position(name, PositionConfig())
+        position = build_position(name, PositionConfig(is_causal=for_decoders(name)))
     assert sum(p.numel() for p in position.parameters()) == COUNTS[name]
 
 
 @pytest.mark.parametrize(("name", "options"), BY_AUTHOR)
 def test_parameter_counts_of_the_authors_code(name, options):
     with torch.device("meta"):
-        position = build_position(name, PositionConfig(options=options))
+        config = PositionConfig(options=options, is_causal=for_decoders(name))
+        position = build_position(name, config)
     size = sum(p.numel() for p in position.parameters())
     assert size == SIZES_BY_AUTHOR.get(name, COUNTS[name])
 
@@ -137,6 +157,122 @@ def test_rotary_equals_transformers():
     prepared = ours.prepare(places_of(9))
     for found, theirs_ in zip((q, k), expected, strict=True):
         torch.testing.assert_close(ours.rotate(found, prepared).transpose(1, 2), theirs_)
+
+
+# Of 11 positions here, after a training at 5; the pairs of 16 of a head of 32 turn 0 to 64 times.
+SCALED = [
+    {"scaling": "linear", "factor": 2.5},
+    {"scaling": "ntk", "factor": 2.5},
+    {"scaling": "dynamic_ntk", "original_length": 5},
+    {"scaling": "dynamic_ntk", "original_length": 5, "factor": 3.0},
+    {"scaling": "dynamic_ntk", "original_length": 11, "factor": 3.0},
+    {"scaling": "yarn", "factor": 2.5, "original_length": 400},
+    {"scaling": "yarn", "factor": 2.5, "original_length": 400, "ramp": "author"},
+    {"scaling": "yarn", "factor": 1, "original_length": 5},
+    {"p": 0.5},
+    {"p": 0.0},
+    {"scaling": "ntk", "factor": 4, "p": 0.75},
+]
+
+
+@pytest.mark.parametrize("options", SCALED)
+def test_rotary_at_other_rates_equals_the_formula(options):
+    layer = tisa.SelfAttention(
+        64, 2, position="rotary", position_options=options, max_position_embeddings=16
+    ).double()
+    x = torch.randn(1, LENGTH, 64, dtype=torch.float64)
+    expected = position_formulas.rotary(layer, x[0].numpy(), **options)
+    with torch.no_grad():
+        found = layer(x)[0].numpy()
+    assert abs(found - expected).max() < 1e-10
+    assert torch.autograd.gradcheck(layer, (x[:, :3].requires_grad_(),), fast_mode=True)
+    # Not what is computed without the option, but where it says so.
+    plain = position_formulas.rotary(layer, x[0].numpy())
+    same = options.get("original_length") == 11 or options.get("factor") == 1
+    assert (abs(expected - plain).max() < 1e-10) == same
+
+
+@pytest.mark.parametrize("length", [7, 64, 200])
+@pytest.mark.parametrize(
+    ("kind", "options", "theirs"),
+    [
+        ("linear", {"scaling": "linear", "factor": 4.0}, {}),
+        ("dynamic", {"scaling": "dynamic_ntk", "factor": 2.0}, {}),
+        ("yarn", {"scaling": "yarn", "factor": 4.0, "ramp": "author"},
+         {"original_max_position_embeddings": 64}),
+        ("yarn", {"scaling": "yarn", "factor": 9.5, "ramp": "author", "original_length": 4096},
+         {"original_max_position_embeddings": 4096}),
+        ("proportional", {"p": 0.3}, {"partial_rotary_factor": 0.3}),
+        ("proportional", {"p": 0.75}, {"partial_rotary_factor": 0.75}),
+    ],
+)  # fmt: skip
+def test_rates_are_those_of_transformers(kind, options, theirs, length):
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    told = {"rope_type": kind, "rope_theta": 10000.0, "factor": options.get("factor", 1.0)}
+    config = LlamaConfig(
+        hidden_size=64, num_attention_heads=1, max_position_embeddings=64,
+        rope_parameters=told | theirs,
+    )  # fmt: skip
+    rates, temperature = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
+    sizes = PositionConfig(
+        hidden_size=64, num_attention_heads=1, max_position_embeddings=64, options=options
+    )
+    ours = build_position("rotary", sizes).scaling
+    # Theirs are float32.
+    torch.testing.assert_close(ours.rates(length).float(), rates, rtol=1e-5, atol=1e-9)
+    assert ours.temperature == pytest.approx(temperature, rel=1e-12)
+
+
+def test_ntk_keeps_the_fastest_pair_and_interpolates_the_slowest():
+    config = PositionConfig(hidden_size=64, num_attention_heads=1)
+    plain = build_position("rotary", config).scaling.rates(9)
+    config = replace(config, options={"scaling": "ntk", "factor": 8})
+    slower = plain / build_position("rotary", config).scaling.rates(9)
+    torch.testing.assert_close(slower[[0, -1]], torch.tensor([1.0, 8.0], dtype=torch.float64))
+    assert (slower.diff() > 0).all()
+
+
+def test_dynamic_rates_and_a_cache():
+    """Up to the length of the training a cache is exact; from there on its keys would be stale."""
+    config = TransformerConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, is_causal=True,
+        position="rotary", position_options={"scaling": "dynamic_ntk", "original_length": 6},
+    )  # fmt: skip
+    model, x, cache = Transformer(config).double().eval(), torch.randint(0, 20, (1, 8)), Cache()
+    with torch.no_grad():
+        found = [model(piece, cache=cache) for piece in (x[:, :4], x[:, 4:6])]
+        torch.testing.assert_close(torch.cat(found, dim=1), model(x[:, :6]))
+        assert model(x).shape == (1, 8, 16)
+        with pytest.raises(ValueError, match=r"at most 6 tokens \(original_length\), got 8"):
+            model(x[:, 6:], cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"scaling": "yam"}, "scaling must be one of none, linear, ntk, dynamic_ntk, yarn, got"),
+        ({"scaling": "yarn"}, "factor must be given with scaling='yarn', got None"),
+        ({"scaling": "linear", "factor": 0.5}, "factor must be at least 1, got 0.5"),
+        ({"factor": 2.0}, "factor and original_length must be None without scaling, got 2.0"),
+        ({"scaling": "dynamic_ntk", "original_length": 0}, "original_length must be at least 1"),
+        ({"p": 1.5}, r"p must lie in \[0, 1\], the share of pairs, got 1.5"),
+        ({"ramp": "their"}, "ramp must be paper or author, got 'their'"),
+        ({"base": 0.5, "scaling": "ntk", "factor": 2.0}, "base must be above 1 with scaling"),
+        ({"base": 0.0}, "base must be above 0, got 0"),
+    ],
+)
+@pytest.mark.unchecked
+def test_what_rotary_refuses(options, error):
+    with pytest.raises(ValueError, match=error):
+        build_position("rotary", PositionConfig(16, 2, options=options))
+
+
+@pytest.mark.unchecked
+def test_ntk_of_narrow_heads():
+    with pytest.raises(ValueError, match="heads must be at least 4 wide for scaling='ntk', got 2"):
+        build_position("rotary", PositionConfig(4, 2, options={"scaling": "ntk", "factor": 2.0}))
 
 
 def test_rotary_is_exact_a_million_tokens_away():

@@ -54,11 +54,17 @@ def test_transformers_tables_are_theirs_transposed():
         ("shaw", shaw(range(2)), {"variant": "paper"}, 'variant must be "author"'),
         ("kerple-log", {}, {"layers": "each"}, 'give the option layers="shared"'),
         ("synthesizer-random", {"R": torch.ones(16, 2, 16)}, {"variant": "paper"}, "variant must"),
+        ("cable", {}, {"variant": "paper"}, 'variant must be "author"'),
+        ("fox", {"model.fgate_proj.weight": torch.ones(2, 8)}, {}, "must have fgate_proj.weight, "),
+        ("fox", {f"layers.{i}.{n}": torch.ones(3, 8) if n.endswith("t") else torch.ones(3)
+                 for i in range(2) for n in ("fgate_proj.weight", "fgate_proj.bias")}, {},
+         r"gates.0.weight must have the shape \(2, 8\), the checkpoint has \(3, 8\)"),
         ("rotary", {}, {}, "published no weights"),
         ("alibi", {}, {}, "published no weights"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(name, state, options, error):
-    config = PositionConfig(8, 2, 2, 16, options=options)
+    is_causal = name in ("cable", "fox")
+    config = PositionConfig(8, 2, 2, 16, is_causal=is_causal, options=options)
     with pytest.raises(ValueError, match=error):
         from_reference(name, state, config)

@@ -317,8 +317,8 @@ def packed(ids, ends, longest, **values):
     return Transformer(config_of(**values))(ids, cu_seqlens=ends, max_seqlen=longest)
 
 
-def test_the_snippet_of_the_docs_runs(tmp_path, monkeypatch):
+def test_the_snippets_of_the_docs_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/methods.md").read_text(), re.S)
-    exec(compile(snippet, "docs/methods.md", "exec"), {})
+    for snippet in re.findall(r"```python\n(.*?)```", (ROOT / "docs/methods.md").read_text(), re.S):
+        exec(compile(snippet, "docs/methods.md", "exec"), {})
     assert (tmp_path / "model" / "model.safetensors").exists()

@@ -4,8 +4,11 @@
   sources.py       somebody's own class: run out of a file, and where it came from
   naming.py        what a person calls a method, and which class that is
   from_scoring.py  methods that are a function of the offset: any function of `tisa/scoring/`
+  mixture.py       several methods, layer by layer
   published.py     weights that the authors of a method published, in our modules
+  gates.py         what gates have in common: sums over tokens, scores of the key
   angles.py        what sinusoidal and rotary embeddings have in common
+  rotary_scaling.py  rotary's rates for inputs longer than the training
   flow.py          the differential equation of FLOATER, solved
 
 `METHODS` names the others, and which function of the offset a name stands for.
@@ -20,7 +23,7 @@ from torch import nn
 from tisa import scoring
 from tisa.positions import naming
 from tisa.positions.base import Layers, Places, Position, PositionConfig, Prepared, places_of
-from tisa.positions.naming import Chosen, Given, Method, described
+from tisa.positions.naming import Asked, Chosen, Given, Method, Told, canonical, described
 from tisa.positions.sources import Source
 
 
@@ -68,30 +71,25 @@ METHODS: dict[str, Method] = {
     "kerple-power": _of_offset(scoring.KerplePower, layers="shared"),
     "tisa-v2": _of_offset(scoring.TISAv2),
     "near-far": _of_offset(scoring.NearFar),
+    "fire": Method("fire.py", "Fire"),
+    # Decoders only.
+    "fox": Method("fox.py", "Fox"),
+    "cable": Method("cable.py", "Cable"),
+    "near-far-fox": Method("near_far_fox.py", "NearFarFox"),
 }
 
 
-def build_position(position: Given, config: PositionConfig) -> Position:
+def build_position(position: Asked, config: PositionConfig) -> Position:
     """Return a position method, with `config.options` as its keyword arguments.
 
-    `position` is a name, a class, or "my_file.py:Class" (`tisa/positions/naming.py`); options that
-    stand in a name go before those of the config.
+    `position` is a name, a class, "my_file.py:Class", or several for the layers in turn, as in
+    "rotary+none" (`tisa/positions/naming.py`); options that stand in a name go before those of the
+    config.
     """
-    chosen = resolve(position)
-    method, options = chosen.method, {**config.options, **chosen.options}
-    cls = method.load()
-    known = method.known(cls)
-    unknown = sorted(set(options) - known) if known is not None else []
-    if unknown:
-        raise ValueError(
-            f"options of position {chosen.name!r} must be among "
-            f"{', '.join(sorted(known or ())) or 'none'}, got {', '.join(unknown)}"
-        )
-    built: Position = cls(config, **method.options, **{**method.defaults, **options})
-    return built
+    return naming.build(resolve(position), config)
 
 
-def resolve(position: Given, *, what: str = "position") -> Chosen:
+def resolve(position: Asked, *, what: str = "position") -> Chosen:
     """Return the method that a person asked for, a file of theirs being run; or say what is wrong.
 
     `what` is the argument that it was given as.
@@ -100,7 +98,7 @@ def resolve(position: Given, *, what: str = "position") -> Chosen:
 
 
 def recalled(
-    name: str, told: Mapping[str, str] | None, given: Given | None = None, *, what: str = "position"
+    name: str, told: Told | None, given: Asked | None = None, *, what: str = "position"
 ) -> Given:
     """Return what stands for the method that a saved model names, without running a file of it."""
     return naming.recalled(name, told, given, METHODS, what=what)
@@ -120,6 +118,7 @@ def register(name: str, cls: type[nn.Module]) -> None:
 
 __all__ = [
     "METHODS",
+    "Asked",
     "Chosen",
     "Given",
     "Method",
@@ -128,7 +127,9 @@ __all__ = [
     "PositionConfig",
     "Prepared",
     "Source",
+    "Told",
     "build_position",
+    "canonical",
     "described",
     "places_of",
     "recalled",

@@ -7,6 +7,7 @@ says, and knows nothing else about it:
     project           what is added to queries, keys and values, layer by layer
     rotate            queries and keys, each by its own position
     offset_scores     scores of the offset key − query, for `tisa.attention`
+    key_scores        scores of each key, from the hidden states, for `tisa.attention`
     content           the queries of the content logits, which a method may weigh or leave out
     dense_logits      logits of every pair of tokens
     values            what is added to the output of each query, from its attention weights
@@ -25,7 +26,7 @@ from torch import nn
 from tisa import shapes
 from tisa.scoring.base import check_flags
 from tisa.scoring.published import groups, only
-from tisa.shapes import Float, Int, Int32, Tensor
+from tisa.shapes import Bool, Float, Int, Int32, Tensor
 
 # Which layers a method's parameters serve: every layer its own, all the same, or the first alone.
 # Whose formula where a paper and its authors' code differ.
@@ -89,13 +90,14 @@ class Places:
     `positions` has the position of every query; keys stand at 0 … keys − 1. With a cache there are
     more keys than queries, and the first query stands at `query_start`. In a packed batch
     `positions` restart at 0 with every sequence, and `queries` and `keys` are the length of the
-    longest one.
+    longest one. `present` tells the new tokens from padding, None where nobody said.
     """
 
     queries: int
     keys: int
     query_start: int
     positions: Int[Tensor, " tokens"]
+    present: Bool[Tensor, "batch tokens"] | None = None
 
 
 def places_of(length: int, device: torch.device | None = None, *, query_start: int = 0) -> Places:
@@ -116,22 +118,32 @@ class Position(nn.Module):
 
     `max_length` is the longest input that the method has parameters for, None where there is no
     limit. `dense` is True where `content` and `dense_logits` are to be asked, which need a padded
-    batch. `uses_content` is False where attention never looks at q·k, so that a layer needs no
-    projections of queries and keys. `needs_weights` is True where `values` is to be asked, which
-    keeps the layer from the fused kernels. `biases` is False where the maps to queries, keys
-    and values have none.
+    batch (`is_dense` says in which layers and passes). `uses_content` is False where attention
+    never looks at q·k, so that a layer needs no projections of queries and keys. `needs_weights` is
+    True where `values` is to be asked, which keeps the layer from the fused kernels. `scores_keys`
+    is True where `key_scores` is to be asked. `causal_only` says why a method cannot be in an
+    encoder, None where it can. `biases` is False where the maps to queries, keys and values have
+    none.
     """
 
     max_length: int | None = None
     dense: bool = False
     uses_content: bool = True
     needs_weights: bool = False
+    scores_keys: bool = False
+    causal_only: str | None = None
     biases: bool = True
 
     def __init__(self, config: PositionConfig, *, layers: Layers = "each") -> None:
         super().__init__()
         if layers not in ("each", "shared", "first"):
             raise ValueError(f'layers must be "each", "shared" or "first", got {layers!r}')
+        if self.causal_only and not config.is_causal:
+            raise ValueError(
+                f"{type(self).__name__}: is_causal must be True (a decoder), got False: "
+                f'{self.causal_only}; in an encoder take "near-far" or another function of the '
+                "offset"
+            )
         self.config = config
         self.layers = layers
 
@@ -159,6 +171,17 @@ class Position(nn.Module):
                 f"(max_position_embeddings), got {places.keys}; shorten it, or build the model "
                 "with a larger max_position_embeddings"
             )
+
+    def member(self, layer: int) -> tuple["Position", int]:
+        """Return the method of a layer, and the layer's number as that method counts.
+
+        They are this one, and the number itself, but in a mixture of several.
+        """
+        return self, layer
+
+    def prepared(self, layer: int, prepared: Prepared) -> Prepared:
+        """Return the pass as the layer's method prepared it."""
+        return prepared
 
     def shared(self, places: Places) -> Any:
         """Return what is computed once for all layers."""
@@ -189,6 +212,27 @@ class Position(nn.Module):
     def bands(self, dtype: torch.dtype) -> list[Int32[Tensor, "heads 2"] | None]:
         """Return the band of every layer."""
         return [self.band(layer, dtype) for layer in range(self.config.num_hidden_layers)]
+
+    def key_scores(
+        self,
+        layer: int,
+        hidden: Float[Tensor, "*batch tokens hidden"],
+        before: Float[Tensor, "batch heads 1"] | None,
+        prepared: Prepared,
+    ) -> Float[Tensor, "*batch heads tokens"] | None:
+        """Return what is added to every logit of each new token as a key; asked if `scores_keys`.
+
+        `before` is that of the last token in the cache. What all keys of a query have in common
+        does not matter, so that sums over the tokens may begin anywhere.
+        """
+        return None
+
+    def is_dense(self, layer: int, prepared: Prepared) -> bool:
+        """Return whether `content` and `dense_logits` are to be asked in this layer and pass.
+
+        A method that is a function of the offset up to some length says so here.
+        """
+        return self.dense
 
     def content(self, layer: int, query: shapes.Queries) -> shapes.Queries:
         """Return the queries that the content logits are made of; asked if `dense`."""

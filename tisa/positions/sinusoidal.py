@@ -5,7 +5,7 @@ import math
 import torch
 from torch.nn.functional import pad
 
-from tisa.positions.angles import angles_of
+from tisa.positions.angles import angles_of, rates_of
 from tisa.positions.base import (
     Places,
     Position,
@@ -40,15 +40,15 @@ class Sinusoidal(Position):
 
     def shared(self, places: Places) -> Float[Tensor, "tokens width"]:
         """Return the embedding of every position, float64 inside."""
-        width = self.config.embedding_width
+        width, at = self.config.embedding_width, places.positions
         if self.variant == "author":
             pairs = width // 2
             base = 10000.0 ** (pairs / max(pairs - 1, 1))
-            angles = angles_of(places.positions, 2 * pairs, base=base)
+            angles = angles_of(at, rates_of(2 * pairs, base=base, device=at.device))
             waves = torch.cat((angles.sin(), angles.cos()), dim=-1)
             # Of an odd width the last number is left as it is.
             return pad(waves, (0, width - 2 * pairs)) * self.scale
-        angles = angles_of(places.positions, width)
+        angles = angles_of(at, rates_of(width, device=at.device))
         waves = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[:, :width]
         return waves * self.scale
 

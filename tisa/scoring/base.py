@@ -37,6 +37,19 @@ def check_flags(owner: str, **flags: object) -> None:
             )
 
 
+def at_least_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return what `Module._apply` does to a tensor, but never below float32."""
+
+    def kept(tensor: Tensor) -> Tensor:
+        moved = fn(tensor)
+        if moved.dtype in (torch.float16, torch.bfloat16):
+            # From `tensor`, not from `moved`, which has already lost the low bits.
+            return tensor.to(device=moved.device, dtype=torch.float32)
+        return moved
+
+    return kept
+
+
 class ScoringFunction(nn.Module, ABC):
     """A function of the offset, one curve per head; subclasses define `scores` and `support`."""
 
@@ -143,14 +156,7 @@ class ScoringFunction(nn.Module, ABC):
         return ends.clamp(-FARTHEST, FARTHEST).to(torch.int32)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ScoringFunction":
-        def at_least_float32(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            if moved.dtype in (torch.float16, torch.bfloat16):
-                # From `tensor`, not from `moved`, which has already lost the low bits.
-                return tensor.to(device=moved.device, dtype=torch.float32)
-            return moved
-
-        return super()._apply(at_least_float32, recurse)
+        return super()._apply(at_least_float32(fn), recurse)
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any

@@ -8,31 +8,41 @@ import pytest
 import torch
 
 import tisa
-from tisa.positions import Given, Position, PositionConfig, build_position
+from tisa.positions import Given, Position, PositionConfig, build_position, resolve
 from tisa.transformer import Cache, LanguageModel, Transformer, TransformerConfig
 from tisa.transformer.attention import At
 from tisa.transformer.forward_pass import ForwardPass
 
 VOCABULARY, HIDDEN, HEADS, LAYERS, LIMIT = 13, 16, 2, 2, 12
-CONFIG = PositionConfig(HIDDEN, HEADS, LAYERS, LIMIT)
+
+
+def for_decoders(position: Given) -> bool:
+    """Return whether the method is for decoders alone."""
+    return resolve(position).causal_only is not None
+
+
+def config_of(position: Given) -> PositionConfig:
+    """Return sizes of a transformer that can have the method."""
+    return PositionConfig(HIDDEN, HEADS, LAYERS, LIMIT, is_causal=for_decoders(position))
 
 
 def layer_of(position: Given, **values: Any) -> tisa.SelfAttention:
-    """Return a layer with the method."""
-    return tisa.SelfAttention(
-        HIDDEN, HEADS, position=position, max_position_embeddings=LIMIT, **values
-    )
+    """Return a layer with the method, of an encoder if the method can be in one."""
+    sizes = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "max_position_embeddings": LIMIT}
+    values = {**sizes, "is_causal": for_decoders(position), **values}
+    return tisa.SelfAttention(position=position, **values)
 
 
 def model_of(position: Given, cls: Any = Transformer, **values: Any) -> Any:
-    """Return a model with the method and large weights."""
+    """Return a model with the method and large weights, an encoder if the method can be in one."""
+    chosen = resolve(position)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
+             "num_attention_heads": HEADS, "max_position_embeddings": LIMIT}  # fmt: skip
+    values = {**sizes, "is_causal": for_decoders(position), **values}
+    if chosen.causal_only is not None and not values["is_causal"]:
+        pytest.skip(f"{chosen.name} is for decoders: {chosen.causal_only}")
     torch.manual_seed(1)
-    model = cls(
-        TransformerConfig(
-            vocab_size=VOCABULARY, hidden_size=HIDDEN, num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS, max_position_embeddings=LIMIT, position=position, **values,
-        )
-    )  # fmt: skip
+    model = cls(TransformerConfig(position=position, **values))
     # Large weights, so that nothing is right only because it is nearly zero.
     for p in model.parameters():
         torch.nn.init.normal_(p, 0.05, 0.3)
@@ -46,16 +56,25 @@ def tokens(*shape: int) -> torch.Tensor:
 
 def test_every_hook_is_asked(position: Given) -> None:
     """A hook that the method has and the layer would never ask for is silently ignored."""
-    method = build_position(position, CONFIG)
-    hooks = ("content", "dense_logits", "values")
+    method = build_position(position, config_of(position))
+    hooks = ("content", "dense_logits", "key_scores", "values")
     has = {hook for hook in hooks if getattr(type(method), hook) is not getattr(Position, hook)}
     assert method.dense or not has & {"content", "dense_logits"}
     assert method.needs_weights or "values" not in has
+    assert method.scores_keys or "key_scores" not in has
+
+
+def test_an_encoder_refuses_what_is_for_decoders(position: Given) -> None:
+    if for_decoders(position):
+        with pytest.raises(ValueError, match=r"is_causal must be True .*; in an encoder take"):
+            layer_of(position, is_causal=False)
+    else:
+        layer_of(position, is_causal=False)
 
 
 def test_learned_vectors_are_of_every_position(position: Given) -> None:
     """What looks at a table of positions (pretraining does) asks the method for it."""
-    found = build_position(position, CONFIG).vectors()
+    found = build_position(position, config_of(position)).vectors()
     assert found is None or found.shape == (LIMIT, HIDDEN)
 
 
@@ -107,7 +126,8 @@ def test_devices(position: Given) -> None:
 
 
 def test_gradients(position: Given) -> None:
-    layer = tisa.SelfAttention(4, 2, position=position, max_position_embeddings=4).double()
+    sizes = {"hidden_size": 4, "num_attention_heads": 2, "max_position_embeddings": 4}
+    layer = layer_of(position, **sizes).double()
     parameters = dict(layer.named_parameters())
     for p in parameters.values():
         torch.nn.init.normal_(p, 0.4, 0.3)
@@ -122,9 +142,8 @@ def test_gradients(position: Given) -> None:
 
 def test_torch_func(position: Given) -> None:
     """Gradients of each sample, an ensemble of models, and forward-mode derivatives."""
-    layers = [
-        tisa.SelfAttention(4, 2, position=position, max_position_embeddings=5) for _ in range(2)
-    ]
+    sizes = {"hidden_size": 4, "num_attention_heads": 2, "max_position_embeddings": 5}
+    layers = [layer_of(position, **sizes) for _ in range(2)]
     for layer in layers:
         for p in layer.double().parameters():
             torch.nn.init.normal_(p, 0.4, 0.3)
@@ -153,7 +172,7 @@ def test_torch_func(position: Given) -> None:
 
 
 def test_every_positional_parameter_learns(position: Given) -> None:
-    model = model_of(position, LanguageModel, is_causal=False)
+    model = model_of(position, LanguageModel)
     model(tokens(4, LIMIT)).square().mean().backward()
     for key, p in model.named_parameters():
         assert p.grad is not None, key
@@ -166,9 +185,9 @@ def test_determinism(position: Given) -> None:
     assert torch.equal(one(x), other(x))
     assert torch.equal(one(x), one(x))
     torch.manual_seed(3)
-    first = build_position(position, CONFIG).state_dict()
+    first = build_position(position, config_of(position)).state_dict()
     torch.manual_seed(3)
-    second = build_position(position, CONFIG).state_dict()
+    second = build_position(position, config_of(position)).state_dict()
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
@@ -246,7 +265,10 @@ def test_logits_are_what_the_softmax_is_taken_of(position: Given) -> None:
     for p in layer.parameters():
         torch.nn.init.normal_(p, 0.0, 0.5)
     x = torch.randn(2, 9, HIDDEN, dtype=torch.float64)
-    weights = layer.logits(x).softmax(-1)
+    logits = layer.logits(x)
+    if layer.attention.is_causal:
+        logits = logits.masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
+    weights = logits.softmax(-1)
     prepared = layer.position.prepare(tisa.positions.places_of(9))
     at = At(layer.position, 0, ForwardPass(prepared))
     _, _, value = layer.attention._project(layer.position.embed(x, prepared), at)

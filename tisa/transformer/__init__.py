@@ -4,6 +4,7 @@ config.py          what a transformer is made of
 before.py          configs that were saved before a default changed
 cache.py           keys and values of the tokens so far
 forward_pass.py    where the tokens of a pass stand and what they may see; packed batches
+sinks.py           a logit in the softmax's denominator that no token has
 attention.py       attention with every hook of a position method
 self_attention.py  the drop-in module for a transformer of your own
 model.py           embeddings, blocks (pre-norm or post-norm), hidden states out: encoder or decoder

@@ -1,4 +1,4 @@
-"""Keys and values of the tokens so far, for a decoder that reads one token after the other."""
+"""Keys, values and scores of the tokens so far, for a decoder that reads token after token."""
 
 import torch
 
@@ -15,6 +15,7 @@ class Cache:
     def __init__(self) -> None:
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
+        self.key_scores: dict[int, Tensor] = {}
 
     def length_of(self, layer: int) -> int:
         """Return the number of tokens that a layer has seen."""
@@ -43,3 +44,12 @@ class Cache:
         if key is not None:
             self.keys[layer] = key
         return key, value
+
+    def extend_scores(
+        self, layer: int, scores: Float[Tensor, "batch heads new"]
+    ) -> Float[Tensor, "batch heads keys"]:
+        """Return the scores of all keys of the layer, the new ones last, and remember them."""
+        if layer in self.key_scores:
+            scores = torch.cat((self.key_scores[layer], scores), dim=-1)
+        self.key_scores[layer] = scores
+        return scores

@@ -1,10 +1,10 @@
 """What a transformer is made of: a frozen config that goes into a JSON file and comes back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from tisa.positions import Given, PositionConfig, described, recalled, resolve
+from tisa.positions import Asked, PositionConfig, described, recalled, resolve
 from tisa.scoring.base import check_flags
 
 # Of plain values: where the class of the position method came from.
@@ -17,10 +17,15 @@ class TransformerConfig:
 
     `position` is a name from `tisa.positions.METHODS`, a class of your own, or "my_file.py:Class"
     (`tisa.positions.naming` has all forms), `position_options` its keyword arguments; what stands
-    here afterwards is the name or the class, and options in the name are among the others.
+    here afterwards is the name or the class, and options in the name are among the others. Several,
+    as a list or as "rotary:base=160000+rotary+rotary", are those of the layers in turn, and again
+    from the first; options stand in their names, and afterwards one name with + stands here.
+    `window` is how far a query sees to both sides (ModernBERT's 128 is 64 here), None without
+    limit, a list as that of the positions: [None, 64, 64] has every third layer see everything.
     `norm` is "pre" or "post". `share_layers` passes through one layer's weights
     `num_hidden_layers` times (ALBERT); positions still know which pass it is. `embedding_size`
-    factorises the input embeddings (ALBERT). `is_causal` makes it a decoder.
+    factorises the input embeddings (ALBERT). `is_causal` makes it a decoder. `sinks` gives the
+    softmax of every head a learned logit that no token has (gpt-oss).
     """
 
     vocab_size: int = 30522
@@ -30,7 +35,7 @@ class TransformerConfig:
     intermediate_size: int | None = None
     embedding_size: int | None = None
     max_position_embeddings: int = 512
-    position: Given = "tisa"
+    position: Asked = "tisa"
     position_options: Mapping[str, Any] = field(default_factory=dict)
     is_causal: bool = False
     norm: Literal["pre", "post"] = "pre"
@@ -39,6 +44,8 @@ class TransformerConfig:
     attention_dropout: float = 0.0
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
+    window: int | Sequence[int | None] | None = None
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         chosen = resolve(self.position)
@@ -46,7 +53,10 @@ class TransformerConfig:
         # A copy: the caller may change its own for the next model, and this one is saved later.
         options = {**self.position_options, **chosen.options}
         object.__setattr__(self, "position_options", options)
-        check_flags("TransformerConfig", is_causal=self.is_causal, share_layers=self.share_layers)
+        check_flags(
+            "TransformerConfig",
+            is_causal=self.is_causal, share_layers=self.share_layers, sinks=self.sinks,
+        )  # fmt: skip
         if self.norm not in ("pre", "post"):
             raise ValueError(f'norm must be "pre" or "post", got {self.norm!r}')
         for name in ("vocab_size", "feed_forward_size", "embedding_width"):
@@ -55,7 +65,13 @@ class TransformerConfig:
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
+        object.__setattr__(self, "window", checked_window(self.window, self.num_hidden_layers))
         self.position_config()
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How far a query of each layer sees; empty where all see everything."""
+        return windows_of(self.window, self.num_hidden_layers)
 
     @property
     def feed_forward_size(self) -> int:
@@ -86,12 +102,15 @@ class TransformerConfig:
         """
         chosen = resolve(self.position)
         source = described(chosen)
-        more = {} if source is None else {SOURCE: source}
-        return {**asdict(self), "position": chosen.name, **more}
+        values = {**asdict(self), "position": chosen.name}
+        if self.window is None:
+            # As models that know of no windows have it.
+            del values["window"]
+        return values if source is None else {**values, SOURCE: source}
 
     @classmethod
     def from_dict(
-        cls, values: Mapping[str, Any], *, position: Given | None = None
+        cls, values: Mapping[str, Any], *, position: Asked | None = None
     ) -> "TransformerConfig":
         """Return the config of those values; an unknown name is an error.
 
@@ -109,3 +128,31 @@ class TransformerConfig:
                 f"Known are {', '.join(sorted(known))}"
             )
         return cls(**values)
+
+
+def windows_of(window: int | Sequence[int | None] | None, layers: int) -> tuple[int | None, ...]:
+    """Return the window of every layer; empty where all see everything."""
+    if window is None:
+        return ()
+    each = (window,) if isinstance(window, int) else tuple(window)
+    return tuple(each[layer % len(each)] for layer in range(layers))
+
+
+def checked_window(
+    window: int | Sequence[int | None] | None, layers: int
+) -> int | tuple[int | None, ...] | None:
+    """Return the window as it is kept, or refuse it."""
+    each = (window,) if window is None or isinstance(window, int) else tuple(window)
+    if not 1 <= len(each) <= layers:
+        raise ValueError(
+            f"window must be a number, or a list of one to {layers} (num_hidden_layers), got "
+            f"{window!r}"
+        )
+    for side in each:
+        if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 0):
+            raise ValueError(
+                f"window must be whole numbers from 0 on, or None without limit, got {window!r}"
+            )
+    if set(each) == {None}:
+        return None
+    return window if isinstance(window, int) else each

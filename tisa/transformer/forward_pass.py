@@ -5,7 +5,7 @@ work on the packed batch itself. The ones that need logits of every pair get it 
 output is packed again.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -54,6 +54,8 @@ class ForwardPass:
     cache: Cache | None = None
     packing: Packing | None = None
     ring: Ring | None = None
+    # How far a query of each layer sees; empty where all see everything.
+    windows: tuple[int | None, ...] = ()
     # Of every layer, by the dtype that attention is computed in: made when the first layer asks.
     bands: dict[torch.dtype, list[Tensor | None]] = field(default_factory=dict)
 
@@ -74,15 +76,19 @@ def begin(
     cu_seqlens: Tensor | None,
     max_seqlen: int | None,
     ring: Ring | None = None,
+    windows: tuple[int | None, ...] = (),
 ) -> ForwardPass:
     """Return the pass for `tokens`, (batch, length, width) or packed (total, width).
 
-    `layer` is the first layer that they go through.
+    `layer` is the first layer that they go through, `windows` how far a query of each layer sees.
     """
     if ring is not None:
+        if windows:
+            raise ValueError(f"window must be None with a ring, got {windows}")
         return _begin_in_a_ring(position, tokens, attention_mask, cache, cu_seqlens, ring)
     if cu_seqlens is not None:
-        return _begin_packed(position, tokens, attention_mask, cache, cu_seqlens, max_seqlen)
+        begun = _begin_packed(position, tokens, attention_mask, cache, cu_seqlens, max_seqlen)
+        return replace(begun, windows=windows)
     if max_seqlen is not None:
         raise ValueError(f"max_seqlen must be None without cu_seqlens, got {max_seqlen}")
     if tokens.ndim != 3:
@@ -115,7 +121,10 @@ def begin(
                 f"{attention_mask.dtype}; convert it with .bool()"
             )
         attention_mask = attention_mask.bool()
-    return ForwardPass(position.prepare(places), attention_mask, cache)
+        if position.scores_keys:
+            new = attention_mask[:, seen:]
+            places = Places(places.queries, places.keys, seen, places.positions, new)
+    return ForwardPass(position.prepare(places), attention_mask, cache, windows=windows)
 
 
 def _begin_packed(
@@ -160,10 +169,10 @@ def _begin_in_a_ring(
     ):  # fmt: skip
         if value is not None:
             raise ValueError(f"{name} must be None with a ring: every token of it is one to read")
-    if position.dense or position.needs_weights:
+    if position.scores_keys:
         raise ValueError(
-            f"{type(position).__name__} cannot be used with a ring: it needs logits of every pair "
-            "of tokens; methods of the offset, rotary, absolute and sinusoidal ones can"
+            f"{type(position).__name__} cannot be used with a ring: it needs sums over all tokens, "
+            "of which a process has some"
         )
     positions = ring.positions(tokens.device)
     if tokens.ndim != 3 or tokens.shape[1] != len(positions):
@@ -172,8 +181,15 @@ def _begin_in_a_ring(
             f"got {tuple(tokens.shape)}; `ring.shard` cuts them out"
         )
     # Scores for the whole sequence, positions of these tokens.
-    places = Places(ring.length, ring.length, 0, positions)
-    return ForwardPass(position.prepare(places), ring=ring)
+    prepared = position.prepare(Places(ring.length, ring.length, 0, positions))
+    layers = range(position.config.num_hidden_layers)
+    if position.needs_weights or any(position.is_dense(layer, prepared) for layer in layers):
+        raise ValueError(
+            f"{type(position).__name__} cannot be used with a ring: it needs logits of every pair "
+            f"of {ring.length} tokens; methods of the offset, rotary, absolute and sinusoidal ones "
+            "can"
+        )
+    return ForwardPass(prepared, ring=ring)
 
 
 def packing_of(total: int, cu_seqlens: Int32[Tensor, " ends"], max_seqlen: int) -> Packing:

@@ -16,8 +16,9 @@ from tisa.transformer.forward_pass import ForwardPass, begin
 class Block(nn.Module):
     """x + attention(norm(x)), then x + feed-forward(norm(x)); post-norm: norm(x + …) each time."""
 
-    def __init__(self, config: TransformerConfig, position: Position) -> None:
+    def __init__(self, config: TransformerConfig, position: Position, layer: int) -> None:
         super().__init__()
+        position, _ = position.member(layer)
         self.post_norm = config.norm == "post"
         self.attention = AttentionLayer(
             config.hidden_size,
@@ -26,6 +27,7 @@ class Block(nn.Module):
             biases=position.biases,
             is_causal=config.is_causal,
             attention_dropout=config.attention_dropout,
+            sinks=config.sinks,
         )
         self.feed_forward = nn.Sequential(
             nn.Linear(config.hidden_size, config.feed_forward_size),
@@ -72,7 +74,13 @@ class Transformer(nn.Module):
         )
         self.position = build_position(config.position, config.position_config())
         distinct = 1 if config.share_layers else config.num_hidden_layers
-        self.blocks = nn.ModuleList(Block(config, self.position) for _ in range(distinct))
+        members = [self.position.member(n)[0] for n in range(config.num_hidden_layers)]
+        if distinct == 1 and len({(m.uses_content, m.biases) for m in members}) > 1:
+            raise ValueError(
+                "share_layers must be False where methods of a mixture have other maps to queries "
+                f"and keys, or biases, got {config.position}"
+            )
+        self.blocks = nn.ModuleList(Block(config, self.position, n) for n in range(distinct))
         normed = config.embedding_width if config.norm == "post" else config.hidden_size
         self.norm = nn.LayerNorm(normed, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout)
@@ -127,6 +135,7 @@ class Transformer(nn.Module):
             cu_seqlens=cu_seqlens,
             max_seqlen=max_seqlen,
             ring=ring,
+            windows=self.config.windows,
         )
         hidden = self.position.embed(hidden, run.prepared)
         if self.config.norm == "post":
@@ -149,11 +158,13 @@ class Transformer(nn.Module):
 
 
 def initialise(module: nn.Module, deviation: float) -> None:
-    """Draw weights of linear maps and embeddings from N(0, deviation), biases 0, norms 1 and 0."""
+    """Draw weights, embeddings and sinks from N(0, deviation), biases 0, norms 1 and 0."""
     for part in module.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):
             nn.init.normal_(part.weight, std=deviation)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
+        if isinstance(part, AttentionLayer) and part.sinks is not None:
+            nn.init.normal_(part.sinks, std=deviation)
         if isinstance(part, nn.LayerNorm):
             part.reset_parameters()

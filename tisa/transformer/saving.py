@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tisa.packages import needed
-from tisa.positions import Given
+from tisa.positions import Asked
 from tisa.store import (
     MANIFEST,
     Damaged,
@@ -71,7 +71,7 @@ def load(
     folder: str | Path,
     *,
     device: str | torch.device = "cpu",
-    position: Given | None = None,
+    position: Asked | None = None,
 ) -> Transformer | LanguageModel:
     """Return the model that was saved in a folder, with its weights, in evaluation mode.
 

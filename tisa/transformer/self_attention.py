@@ -10,6 +10,7 @@ from tisa.scoring.base import check_flags
 from tisa.shapes import Bool, Float, Int, Int32, Tensor
 from tisa.transformer.attention import AttentionLayer
 from tisa.transformer.cache import Cache
+from tisa.transformer.config import checked_window, windows_of
 from tisa.transformer.forward_pass import begin
 
 
@@ -19,7 +20,9 @@ class SelfAttention(nn.Module):
     `position` is a name from `tisa.positions.METHODS`, a class of your own or "my_file.py:Class",
     its keyword arguments in `position_options`; or a `Position` that several layers share, this one
     being number `layer`.
-    Layers that share a position may share a cache too; the others need one each.
+    Layers that share a position may share a cache too; the others need one each. `window` is how
+    far a query sees to both sides, None without limit. `sinks` gives each head's softmax a learned
+    logit that no token has.
 
     A method that enters at the input embeddings enters at this layer's input if it was given by
     name; one that is shared is for the transformer that shares it to put there (`position.embed`).
@@ -36,9 +39,11 @@ class SelfAttention(nn.Module):
         is_causal: bool = False,
         max_position_embeddings: int = 512,
         attention_dropout: float = 0.0,
+        window: int | None = None,
+        sinks: bool = False,
     ) -> None:
         super().__init__()
-        check_flags("SelfAttention", is_causal=is_causal)
+        check_flags("SelfAttention", is_causal=is_causal, sinks=sinks)
         self.embeds = not isinstance(position, Position)
         if not isinstance(position, Position):
             if layer != 0:
@@ -79,13 +84,17 @@ class SelfAttention(nn.Module):
             )
         self.position = position
         self.layer = layer
+        layers = position.config.num_hidden_layers
+        self.windows = windows_of(checked_window(window, layers), layers)
+        method, _ = position.member(layer)
         self.attention = AttentionLayer(
             hidden_size,
             num_attention_heads,
-            uses_content=position.uses_content,
-            biases=position.biases,
+            uses_content=method.uses_content,
+            biases=method.biases,
             is_causal=is_causal,
             attention_dropout=attention_dropout,
+            sinks=sinks,
         )
 
     def forward(
@@ -116,6 +125,7 @@ class SelfAttention(nn.Module):
             cache=cache,
             cu_seqlens=cu_seqlens,
             max_seqlen=max_seqlen,
+            windows=self.windows,
         )
         if self.embeds:
             hidden = self.position.embed(hidden, run.prepared)

@@ -22,7 +22,8 @@ def command(
 
     On whole documents that fill the longest window; every token counts once at every length.
 
-    Example: `tisa-lab extrapolate tisa alibi --data valid.txt --lengths 512,1024 --out far`
+    Example: `tisa-lab extrapolate tisa alibi --data valid.txt --lengths 512,1024 --out far`,
+    `tisa-lab extrapolate rotary --data valid.txt --reading rotary:scaling=yarn,rotary:p=0.75`
 
     Args:
         runs: Folders of finished `tisa-lab pretrain` runs.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tisa.packages import device_named
-from tisa.positions import resolve
+from tisa.positions import canonical, resolve
 from tisa.store import write_text
 from tisa_lab.compare.settings import CompareConfig
 from tisa_lab.compare.speed import times
@@ -44,24 +44,32 @@ def compared(
     if not methods:
         raise ValueError("methods must be one or more, got none")
     place = device_named(device)
-    every = tuple(dict.fromkeys([*methods, *others]))
-    labels = {name: resolve(name, what="methods").label for name in every}
+    methods = tuple(map(canonical, methods))
+    every = tuple(dict.fromkeys([*methods, *map(canonical, others)]))
+    chosen = {name: resolve(name, what="methods") for name in every}
+    labels = {name: one.label for name, one in chosen.items()}
+    decoders = {one.label: one.causal_only for one in chosen.values() if one.causal_only}
+    # Table 1 and the tasks are of encoders.
+    encoders = tuple(name for name in every if labels[name] not in decoders)
     progress("the criteria of Table 1")
     # Without the search beside known witnesses, which is for those who doubt these.
     criteria = table.run(
         Settings(
             seed=config.seed, device=device, search_beside=False, search_steps=config.search_steps
         ),
-        every, command=command,
+        encoders, command=command,
     )  # fmt: skip
     progress(f"tasks: {', '.join(config.tasks)}")
-    tasks = run_race(
-        ProbeConfig(
-            length=config.probe_length, factors=(1, 4), steps=config.probe_steps, seed=config.seed
-        ),
-        every, config.tasks, device=device,
-        progress=lambda method, task: progress(f"  {task}: {method}"),
-    )  # fmt: skip
+    tasks: dict[str, Any] = {"rows": []}
+    if encoders:
+        tasks = run_race(
+            ProbeConfig(
+                length=config.probe_length, factors=(1, 4), steps=config.probe_steps,
+                seed=config.seed,
+            ),
+            encoders, config.tasks, device=device,
+            progress=lambda method, task: progress(f"  {task}: {method}"),
+        )  # fmt: skip
     progress("language models, and the same past their length")
     past = _language_models(every, out, config, device, progress)
     progress("speed")
@@ -70,6 +78,7 @@ def compared(
     return {
         "kind": "compare",
         "methods": [labels[name] for name in methods],
+        "decoders": decoders,
         "config": asdict(config),
         "rows": _rows(labels, criteria, tasks, past),
         "speed": {labels[name]: speed[name] for name in every},
@@ -125,12 +134,12 @@ def _rows(
     """Return one row for each method: what a person looks at first."""
     rows = []
     for name, label in labels.items():
-        (cells,) = [row["cells"] for row in criteria["rows"] if row["method"] == label]
+        found = [row["cells"] for row in criteria["rows"] if row["method"] == label]
         answers = [row["accuracy"] for row in tasks["rows"] if row["method"] == label]
         (run,) = [run for run in past["runs"] if run["label"] == _grid_label(name)]
         rows.append({
             "method": label,
-            "marks": sum(cell["mark"] for cell in cells.values()),
+            "marks": sum(cell["mark"] for cell in found[0].values()) if found else None,
             "right": _mean([one["1"] for one in answers]),
             "right_far": _mean([one["4"] for one in answers]),
             "perplexity": [row.get("perplexity") for row in run["rows"]],
@@ -146,4 +155,4 @@ def _grid_label(name: str) -> str:
 
 def _mean(shares: list[float | None]) -> float | None:
     found = [share for share in shares if share is not None]
-    return sum(found) / len(found) if len(found) == len(shares) else None
+    return sum(found) / len(found) if found and len(found) == len(shares) else None

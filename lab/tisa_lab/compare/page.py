@@ -29,7 +29,8 @@ def cells(record: dict[str, Any]) -> list[list[str]]:
     """Return the table's rows, the lowest perplexity first."""
     return [
         [
-            row["method"], str(row["marks"]), share(row["right"]), share(row["right_far"]),
+            row["method"], "–" if row["marks"] is None else str(row["marks"]),
+            share(row["right"]), share(row["right_far"]),
             *("–" if one is None else f"{one:.3f}" for one in row["perplexity"]),
             f"{record['speed'][row['method']]:.2f}",
         ]

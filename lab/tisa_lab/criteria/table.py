@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tisa.packages import device_named
-from tisa.positions import METHODS, resolve
+from tisa.positions import METHODS, canonical, resolve
 from tisa_lab.criteria import (
     data_driven,
     efficient,
@@ -34,13 +34,18 @@ MEASURES: dict[str, Callable[[str, Settings], Measurement]] = {
 
 
 def ordered(methods: Sequence[str] | None = None) -> list[str]:
-    """Return those methods (by default all), the rows of Table 1 first, or refuse one.
+    """Return those methods, the rows of Table 1 first, or refuse one.
 
-    Methods of somebody's own, and those with options, come last.
+    By default all that an encoder can have: the table is of encoders. Methods of somebody's own,
+    and those with options, come last.
     """
-    asked = list(METHODS) if methods is None else list(methods)
-    for name in asked:
-        resolve(name, what="methods")
+    asked = list(METHODS) if methods is None else [canonical(name) for name in methods]
+    for name in list(asked):
+        chosen = resolve(name, what="methods")
+        if methods is not None:
+            chosen.check_encoder("methods")
+        elif chosen.causal_only is not None:
+            asked.remove(name)
     rows = [name for name, _ in TABLE_1.values() if name in asked]
     return list(dict.fromkeys([*rows, *(name for name in METHODS if name in asked), *asked]))
 

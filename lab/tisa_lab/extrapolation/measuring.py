@@ -20,6 +20,7 @@ from tisa.packages import device_named
 from tisa.positions import resolve
 from tisa.store import read_json
 from tisa.transformer import LanguageModel, load
+from tisa_lab.extrapolation.readings import readings_of
 from tisa_lab.extrapolation.windows import Mode, Window, long_documents, windows_of
 from tisa_lab.pretrain.batches import uniform
 from tisa_lab.pretrain.checkpoints import AGAIN, MODEL, RECORD, RUN
@@ -45,6 +46,7 @@ def extrapolated(
     text_column: str = "text",
     bf16: bool = False,
     position: tuple[str, ...] = (),
+    reading: tuple[str, ...] = (),
     device: str | None = None,
     command: str = "",
     progress: Callable[[str], None] = lambda line: None,
@@ -65,6 +67,8 @@ def extrapolated(
         text_column: Of Parquet files.
         bf16: Products in bfloat16.
         position: Methods of your own that runs were trained with, as my_file.py:Class.
+        reading: Other options that runs of that method are read with too, as in
+            rotary:scaling=yarn (by default to the longest length).
         device: By default a GPU where there is one.
         command: For the record.
         progress: Told a line for each length and mode.
@@ -87,6 +91,7 @@ def extrapolated(
     names = CorpusNames([data], tokenizer=tokenizer, split=split, text_column=text_column)
     corpus, _ = names.open()
     objective, trained_at = _alike(runs, loaded, corpus)
+    read = readings_of(runs, loaded, reading, trained_at, lengths[-1])
     documents = long_documents(
         head(corpus, 10**12), lengths[-1], max_tokens, is_causal=objective == "causal"
     )
@@ -100,7 +105,7 @@ def extrapolated(
         "runs": [],
         "surroundings": surroundings(command, place),
     }
-    for folder, (model, config, _) in zip(runs, loaded, strict=True):
+    for folder, model, config in read:
         label = label_of(config)
 
         def tell(line: str, label: str = label) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
-from tisa.positions import Given, build_position, described, recalled, resolve
+from tisa.positions import Asked, Told, build_position, canonical, described, recalled, resolve
 from tisa.transformer import TransformerConfig
 from tisa.transformer.config import SOURCE
 
@@ -55,6 +55,8 @@ class Recipe:
         beta2: Of AdamW.
         clip: Largest norm of the gradients.
         mask_share: Share of the tokens to predict.
+        window: How far a query sees to both sides; by default without limit. Several with + are
+            those of the layers in turn, as in none+64+64.
     """
 
     objective: Objective = "mlm"
@@ -75,6 +77,7 @@ class Recipe:
     beta2: float = 0.98
     clip: float = 1.0
     mask_share: float = 0.15
+    window: str | None = None
 
     def __post_init__(self) -> None:
         if self.objective not in ("mlm", "causal"):
@@ -88,6 +91,7 @@ class Recipe:
             raise ValueError(f"mask_share must lie between 0 and 1, got {self.mask_share}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup must be a share of the steps in [0, 1), got {self.warmup}")
+        self.windows()
         self._check_lengths()
 
     def _check_lengths(self) -> None:
@@ -105,6 +109,18 @@ class Recipe:
                     f"batch_tokens must be a multiple of every length, got {self.batch_tokens} and "
                     f"{length}"
                 )
+
+    def windows(self) -> list[int | None] | None:
+        """Return the windows of the layers in turn, None where all see everything."""
+        if self.window is None:
+            return None
+        words = self.window.split("+")
+        if not all(word == "none" or word.isdecimal() for word in words):
+            raise ValueError(
+                "window must be whole numbers, or none, with + between those of several layers, "
+                f"got {self.window!r}"
+            )
+        return [None if word == "none" else int(word) for word in words]
 
     @property
     def longest(self) -> int:
@@ -143,13 +159,13 @@ class PretrainConfig(Recipe):
         seed: Of weights, order and masks.
     """
 
-    position: Given = "tisa"
+    position: Asked = "tisa"
     position_options: Mapping[str, Any] = field(default_factory=dict)
     learning_rate: float = 1e-3
     scores_learning_rate: float | None = None
     seed: int = 0
     # The method's name, and where its class came from, when the run was set up.
-    _named: ClassVar[tuple[str, dict[str, str] | None]]
+    _named: ClassVar[tuple[str, Told | None]]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,6 +206,7 @@ class PretrainConfig(Recipe):
             share_layers=self.share_layers,
             hidden_dropout=self.dropout,
             attention_dropout=self.dropout,
+            window=self.windows(),
         )
         if config.max_position_embeddings < self.longest:
             raise ValueError(
@@ -203,7 +220,11 @@ class PretrainConfig(Recipe):
         name, source = self._named
         more = {} if source is None else {SOURCE: source}
         lengths = [list(pair) for pair in self.lengths]
-        return {**asdict(self), "lengths": lengths, "position": name, **more}
+        values = {**asdict(self), "lengths": lengths, "position": name, **more}
+        if self.window is None:
+            # As in the records of before there were windows: runs of then go on.
+            del values["window"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "PretrainConfig":
@@ -278,7 +299,8 @@ class Grid(Recipe):
 
     Args:
         position: The position method, by name or as my_file.py:Class; several with commas. Options
-            follow after colons, as in tisa:layers=shared.
+            follow after colons, as in tisa:layers=shared, and + stands between those of the layers
+            in turn, as in rotary:base=160000+none.
         position_options: Options of all methods, as in '{"layers": "shared"}'.
         learning_rate: The peak; several with commas.
         scores_learning_rate: Of scores of the offset; by default ten times the other.
@@ -301,7 +323,8 @@ class Grid(Recipe):
     def configs(self) -> list[PretrainConfig]:
         """Return every run, all of one seed before the next: each seed is a whole table."""
         recipe = {part.name: getattr(self, part.name) for part in fields(Recipe)}
-        rates, names = dict.fromkeys(self.learning_rate), dict.fromkeys(self.position)
+        rates = dict.fromkeys(self.learning_rate)
+        names = dict.fromkeys(map(canonical, self.position))
         seeds = range(self.seed, self.seed + self.seeds)
         made = []
         for seed, rate, name in product(seeds, rates, names):

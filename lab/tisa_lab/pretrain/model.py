@@ -20,6 +20,7 @@ from tisa.packages import device_named, needed
 from tisa.parameters import grouped, of_scoring
 from tisa.positions import build_position, resolve
 from tisa.positions.from_scoring import FromScoring
+from tisa.positions.near_far_fox import NearFarFox
 from tisa.scoring import ScoringFunction
 from tisa.shapes import Float, Int, Int32, Tensor
 from tisa.transformer import LanguageModel, TransformerConfig
@@ -92,7 +93,8 @@ def step_flops(config: TransformerConfig, tokens: int, labels: int, squares: int
 
     Matrix products only, two operations for each multiplication, nothing for what is recomputed;
     `squares` is Σ (length of a piece)², of which a causal model needs half. Position methods with
-    products of their own (Shaw, FLOATER) are counted like the others.
+    products of their own (Shaw, FLOATER) are counted like the others, and windows as if
+    they had no end.
     """
     width, inner = config.hidden_size, config.feed_forward_size
     layer = 2 * (4 * width * width + 2 * width * inner)
@@ -354,6 +356,8 @@ def block_contrast(table: Float[Tensor, "positions width"]) -> dict[str, float]:
 def curves(model: LanguageModel, farthest: int) -> dict[str, Any]:
     """Return every head's score at near and some far offsets, {} for other methods; on the CPU."""
     position = model.transformer.position
+    if isinstance(position, NearFarFox):
+        position = position.curve
     if not isinstance(position, FromScoring):
         return {}
     near = torch.arange(-64, 65)

@@ -104,8 +104,10 @@ def _rounded(value: Any) -> Any:
 
 
 def label_of(config: dict[str, Any]) -> str:
-    """Return the method with its options, and the schedule where it is not one length."""
+    """Return the method with its options and windows, and the schedule if it is not one length."""
     options = [f"{name}={value}" for name, value in config["position_options"].items()]
+    if config.get("window") is not None:
+        options.append(f"window={config['window']}")
     lengths = [str(length) for length, _ in config["lengths"]]
     if len(lengths) > 1:
         options.append("→".join(lengths))
@@ -136,7 +138,7 @@ def groups_of(records: list[dict[str, Any]]) -> list[Group]:
 def _recipe(record: dict[str, Any]) -> dict[str, Any]:
     """Return what runs in one table have in common: all but method, seed and schedule."""
     config = record["config"]
-    own = ("position", "position_options", SOURCE, "seed", "lengths")
+    own = ("position", "position_options", "window", SOURCE, "seed", "lengths")
     # Validation rows are as long as the last phase's.
     recipe = {"last length": config["lengths"][-1][0]}
     recipe |= {name: value for name, value in config.items() if name not in own}

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from tisa.packages import device_named
 from tisa.parameters import grouped, of_scoring
-from tisa.positions import resolve
+from tisa.positions import canonical, resolve
 from tisa.transformer import LanguageModel, TransformerConfig
 from tisa_lab.probes.tasks import NO_ANSWER, OFFSET, TASKS, VOCABULARY
 from tisa_lab.record import sources, surroundings
@@ -73,6 +73,7 @@ def run_race(
 ) -> dict[str, Any]:
     """Return the record: accuracy of each method, task and length; a name given twice runs once."""
     place = device_named(device)
+    methods = tuple(map(canonical, methods))
     chosen = {method: resolve(method, what="methods") for method in methods}
     unknown = [task for task in tasks if task not in TASKS]
     if unknown or not tasks:
@@ -81,6 +82,8 @@ def run_race(
         )
     if not methods:
         raise ValueError("methods must be one or more, got none")
+    for one in chosen.values():
+        one.check_encoder("methods")
     rows = []
     for task in dict.fromkeys(tasks):
         for method in dict.fromkeys(methods):
