@@ -61,9 +61,9 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
     assert not re.search(r"\]\((?!https://)", metadata.get_payload())
     assert set(EXTRAS) <= set(metadata.get_all("Provides-Extra"))
     assert [r for r in metadata.get_all("Requires-Dist") if "extra ==" not in r] == [
-        "cyclopts>=5",
+        "cyclopts>=5.2",
         "filelock>=3.12",
-        "rich>=13",
+        "rich>=13.6",
         "torch>=2.9",
     ]
 
