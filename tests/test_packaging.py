@@ -118,7 +118,9 @@ def test_the_laboratory_is_a_wheel_of_its_own(tmp_path):
 def test_the_sdist_has_what_make_needs(tmp_path):
     with tarfile.open(build("sdist", tmp_path)) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}
-    for folder in ("tisa", "lab", "tests", "examples", "docs", "benchmarks", "runs", "release"):
+    for folder in (
+        "tisa", "lab", "tests", "examples", "docs", "benchmarks", "runs", "release", ".github",
+    ):  # fmt: skip
         assert files_of(folder) <= names
     assert {"Makefile", "constraints.txt", "pyproject.toml", "README.md", "LICENSE"} <= names
     assert {"Dockerfile", "Dockerfile.cuda", ".dockerignore", "environment.yml"} <= names
