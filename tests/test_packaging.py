@@ -56,11 +56,14 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
     import tisa
 
     assert metadata["Version"] == tisa.__version__
+    assert any(told.startswith("Paper, https://") for told in metadata.get_all("Project-URL"))
+    assert metadata.get_payload().strip().startswith("# tisa\n")
+    assert not re.search(r"\]\((?!https://)", metadata.get_payload())
     assert set(EXTRAS) <= set(metadata.get_all("Provides-Extra"))
     assert [r for r in metadata.get_all("Requires-Dist") if "extra ==" not in r] == [
-        "cyclopts>=5",
+        "cyclopts>=5.2",
         "filelock>=3.12",
-        "rich>=13",
+        "rich>=13.6",
         "torch>=2.9",
     ]
 
@@ -115,10 +118,25 @@ def test_the_laboratory_is_a_wheel_of_its_own(tmp_path):
 def test_the_sdist_has_what_make_needs(tmp_path):
     with tarfile.open(build("sdist", tmp_path)) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}
-    for folder in ("tisa", "lab", "tests", "examples", "docs", "benchmarks", "runs"):
+    for folder in (
+        "tisa", "lab", "tests", "examples", "docs", "benchmarks", "runs", "release", ".github",
+    ):  # fmt: skip
         assert files_of(folder) <= names
     assert {"Makefile", "constraints.txt", "pyproject.toml", "README.md", "LICENSE"} <= names
+    assert {"Dockerfile", "Dockerfile.cuda", ".dockerignore", "environment.yml"} <= names
     assert not [n for n in names if any(j in n for j in JUNK)]
+
+
+def test_the_laboratorys_sdist_makes_its_wheel(tmp_path):
+    """By itself: nothing of it lies outside its folder."""
+    source = build("sdist", tmp_path, ROOT / "lab")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    with zipfile.ZipFile(build("wheel", tmp_path, tmp_path / source.name[:-7])) as archive:
+        names = {n for n in archive.namelist() if ".dist-info/" not in n}
+        (licence,) = [n for n in archive.namelist() if n.endswith("/LICENSE")]
+        assert archive.read(licence) == (ROOT / "LICENSE").read_bytes()
+    assert {f"lab/{name}" for name in names} == files_of("lab/tisa_lab")
 
 
 def test_dev_brings_every_other_extra():

@@ -8,8 +8,14 @@ convention that both follow; `positions` every method by name, `transformer` a t
 `tisa.hf` and `tisa.analysis` need more packages than torch: they are loaded when first used.
 """
 
+import warnings
 from importlib import import_module
 from types import ModuleType
+
+# Torch warns while it is imported where NumPy is not installed. Nothing here needs NumPy.
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+    import torch as _torch  # noqa: F401
 
 from tisa.ops import attention
 from tisa.positions import Position, build_position, register

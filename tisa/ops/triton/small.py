@@ -66,7 +66,7 @@ def small_kernel(
             ends = tiles.band_ends(rules, head)
             if rules.band is None:
                 # A band all the same: without one the assembler spills three times as much.
-                ends = (zero - tiles.FARTHEST, tiles.FARTHEST - zero)
+                ends = (zero - tiles.FARTHEST, zero + tiles.FARTHEST)
             band = tiles.within_vector(ends, frame)
             logits += tiles.spread(tiles.score_window(rules, head, zero, band, frame, FIXED), FIXED)
         logits = tiles.hide(logits, rules, 0, 0, here.keys, frame, FIXED)
