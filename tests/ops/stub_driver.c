@@ -52,6 +52,10 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute what, CUdevicept
   memcpy(value, &pointer, 8);
   return CUDA_SUCCESS;
 }
+CUresult cuDriverGetVersion(int *version) {
+  *version = 13000;
+  return CUDA_SUCCESS;
+}
 CUresult cuGetErrorString(CUresult error, const char **text) {
   *text = "stub";
   return CUDA_SUCCESS;

@@ -20,7 +20,6 @@ from tisa.packages import device_named, needed
 from tisa.parameters import grouped, of_scoring
 from tisa.positions import build_position, resolve
 from tisa.positions.from_scoring import FromScoring
-from tisa.positions.near_far_fox import NearFarFox
 from tisa.scoring import ScoringFunction
 from tisa.shapes import Float, Int, Int32, Tensor
 from tisa.transformer import LanguageModel, TransformerConfig
@@ -355,9 +354,8 @@ def block_contrast(table: Float[Tensor, "positions width"]) -> dict[str, float]:
 
 def curves(model: LanguageModel, farthest: int) -> dict[str, Any]:
     """Return every head's score at near and some far offsets, {} for other methods; on the CPU."""
-    position = model.transformer.position
-    if isinstance(position, NearFarFox):
-        position = position.curve
+    # A method with gates has its curve in a part.
+    position = getattr(model.transformer.position, "curve", model.transformer.position)
     if not isinstance(position, FromScoring):
         return {}
     near = torch.arange(-64, 65)

@@ -10,8 +10,10 @@ and by `tisa doctor` (`long_way`).
 
 import inspect
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -176,14 +178,19 @@ class Place(NamedTuple):
 class Described(NamedTuple):
     """A descriptor whose address is left open; it keeps no tensor alive."""
 
-    base: Any
+    base: Place
     shape: Sequence[int]
     strides: Sequence[int]
     padding: str
+    # What else a version of Triton has in a descriptor; its launcher asks for all of it.
+    more: Mapping[str, Any] = MappingProxyType({})
 
-    def among(self, places: Sequence[int | None]) -> "Described":
+    def among(self, places: Sequence[int | None]) -> SimpleNamespace:
         """Return what Triton's launcher takes for a descriptor of tensors that begin at these."""
-        return self._replace(base=_Base(self.base.among(places)))
+        base = _Base(self.base.among(places))
+        return SimpleNamespace(
+            base=base, shape=self.shape, strides=self.strides, padding=self.padding, **self.more
+        )
 
 
 class Group(tuple[Any, ...]):
@@ -197,6 +204,8 @@ class Group(tuple[Any, ...]):
 
 
 _OPEN = (Place, Described, Group)
+# The sizes of a tile are compiled into a kernel.
+_DESCRIBED = ("base", "shape", "strides", "block_shape", "padding")
 
 
 class _Base(NamedTuple):
@@ -245,7 +254,9 @@ def _left_open(value: Any, tensors: Sequence[Tensor | None]) -> Any:
     if isinstance(value, Tensor):
         return _place(value, tensors)
     if isinstance(value, TensorDescriptor):
-        return Described(_place(value.base, tensors), value.shape, value.strides, value.padding)
+        more = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in _DESCRIBED}
+        base = _place(value.base, tensors)
+        return Described(base, value.shape, value.strides, value.padding, more)
     if isinstance(value, tuple):
         group = Group(_left_open(x, tensors) for x in value)
         return group if any(type(x) in _OPEN for x in group) else value

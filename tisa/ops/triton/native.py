@@ -245,9 +245,12 @@ def _descriptor(value: Described, about: Any) -> list[Any]:
     padded = value.padding == "nan"
     if about is None:
         wide = [struct.pack("=q", size) for size in value.shape]
-        return [tuple(place), *wide, *strides, struct.pack("=b", padded), *sizes, *strides]
+        flags = [struct.pack("=b", bool(flag)) for flag in (padded, *value.more.values())]
+        return [tuple(place), *wide, *strides, *flags, *sizes, *strides]
     if about["fp4_padded"]:
         raise UnexpectedError("a kernel reads numbers of four bits")
+    if any(value.more.values()):
+        raise UnexpectedError(f"a kernel reads a tensor with {dict(value.more)}")
     kind, size = about["elem_type"], about["elem_size"]
     # The driver names the last axis first, and knows that its numbers are neighbours.
     steps = [size * stride for stride in reversed(value.strides[:-1])]
