@@ -1,3 +1,4 @@
+import importlib
 import json
 
 import pytest
@@ -46,6 +47,7 @@ def test_the_command_prints_everything(monkeypatch):
 
 def test_launches_that_go_the_long_way_are_told(monkeypatch):
     launching = pytest.importorskip("tisa.ops.triton.launching", reason="needs Triton")
+    native = importlib.import_module("tisa.ops.triton.native")
     assert doctor.launches() == "no GPU, or no Triton"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert doctor.launches() == f"remembered; in C++: {native.state}"
