@@ -267,7 +267,7 @@ def rxnmapper(args) -> dict:
     return {"rows": rows, "parameters": parameters(original, converted)}
 
 
-def writer(out: Path, command: str, device: str, made_from: str):
+def writer(out: Path, command: str, device: str, made_from: str, *, date: str = "2026-11-15"):
     """Return a function that writes a record of what was found, with where and when and how."""
     began = time.perf_counter()
     where = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
@@ -277,7 +277,7 @@ def writer(out: Path, command: str, device: str, made_from: str):
 
     def write(found: dict) -> None:
         record = {
-            "date": "2026-11-15",
+            "date": date,
             "command": command,
             "commit": made_from,
             "device": where,

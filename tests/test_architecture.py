@@ -232,7 +232,7 @@ def test_house_rules(path):
     assert "os.environ" not in text
     assert "NotImplementedError" not in text
     # What a saved model needs to run is one file, which is copied beside it.
-    assert len(text.splitlines()) <= (720 if path.match("tisa/hf/core.py") else 400)
+    assert len(text.splitlines()) <= (770 if path.match("tisa/hf/core.py") else 400)
     assert text.startswith('"""')
 
 

@@ -60,7 +60,7 @@ def parameter_groups(
     Args:
         model: a converted model, possibly inside others (peft, DDP).
         lr: rate of the model's own weights; by default that of transformers' `Trainer`.
-        scores_lr: rate of kernels and folded vectors; by default 10 · `lr`: a kernel's place is
+        scores_lr: rate of kernels and position vectors; by default 10 · `lr`: a kernel's place is
             measured in tokens, and a step of an embedding's size would not move it.
         weight_decay: of the weights, biases and norms aside. Scores never decay: decay would draw
             their place to the query and their width to the whole text.
@@ -83,8 +83,13 @@ def weight_groups(
 
 
 def is_score(name: str) -> bool:
-    """Return whether a parameter of this name belongs to the positions: scores, folded vectors."""
-    return "offset_scores" in name or name.endswith(".fold")
+    """Return whether a parameter of this name belongs to the positions: scores, or vectors."""
+    return "offset_scores" in name or is_vector(name)
+
+
+def is_vector(name: str) -> bool:
+    """Return whether it holds vectors in the place of a position table: folded ones, or places."""
+    return name.endswith((".fold", ".places"))
 
 
 def _of_scores(name: str, parameter: nn.Parameter) -> bool:

@@ -10,6 +10,7 @@ registry.py      which class a model has; a checkpoint in it, each parameter pro
 transformer.py   our own pretrained transformers behind the Auto classes
 default_text.py  what is calibrated on where no text is given
 calibration.py   texts in, token batches and folded vectors out
+places.py        a position table's slow part: vectors at some places
 fit.py           scores from a model's own heads: kernels
 descent.py       any other scoring function brought to them, by descent
 other_scores.py  what a config says of scores: kernels, or another function

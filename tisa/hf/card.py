@@ -11,6 +11,7 @@ from transformers.models.auto import modeling_auto
 
 import tisa
 from tisa.hf import core
+from tisa.parameters import is_vector
 from tisa.store import CODE, MANIFEST, seal_folder
 
 KIND = "converted model"
@@ -48,13 +49,17 @@ def card_of(model: PreTrainedModel) -> str:
     """Return the model card."""
     tisa = model.config.tisa
     scores = sum(p.numel() for n, p in model.named_parameters() if "offset_scores" in n)
-    fold = sum(p.numel() for n, p in model.named_parameters() if n.endswith(".fold"))
+    fold = sum(p.numel() for n, p in model.named_parameters() if is_vector(n))
     origin = model.config.name_or_path or f"a {tisa['base_model_type']} model"
     kept = {
         "keep": "The model's own position embeddings are kept; the scores come on top of them.",
         "replace": f"The model's position table ({tisa['replaced_parameters']:,} numbers) is left "
         f"out; {fold:,} numbers stand for what of it had nothing to do with order. There is no "
         "limit to the length of an input.",
+        "extend": f"Of the model's position table ({tisa['replaced_parameters']:,} numbers) the "
+        f"vectors at {len(tisa.get('places', ()))} places are left ({fold:,} numbers), and lines "
+        "between them: place counts as it did, but slowly. Beyond the last of them it no longer "
+        "does, and there is no limit to the length of an input.",
     }[tisa["positions"]]
     start = {
         "fit": "The scores were fitted to the attention of the model's own heads.",

@@ -19,8 +19,9 @@ from tisa.hf.calibration import (
     load_tokenizer,
     tokens_of,
 )
-from tisa.hf.core import LIFTED, TABLES, Folded, model_class
+from tisa.hf.core import LIFTED, TABLES, Folded, Places, model_class
 from tisa.hf.fit import Fit, fit_kernels_to, fit_scores
+from tisa.hf.places import knots_of, most_places, place_vectors
 from tisa.hf.registry import register_type
 from tisa.positions import Given
 from tisa.scoring.base import check_flags
@@ -28,7 +29,7 @@ from tisa.store import tensors_digest
 
 # Buffers with an entry for each place of the table.
 PER_PLACE = ("position_ids", "token_type_ids")
-Positions = Literal["keep", "replace"]
+Positions = Literal["keep", "replace", "extend"]
 Start = Literal["reference", "zero", "fit"]
 
 
@@ -36,8 +37,9 @@ def convert(
     model: PreTrainedModel,
     *,
     scoring: Given = "tisa",
-    num_kernels: int = 5,
+    num_kernels: int | None = None,
     positions: Positions = "replace",
+    num_places: int | None = None,
     init: Start | None = None,
     fold: bool = True,
     fold_by: Literal["tokens", "inputs"] = "tokens",
@@ -53,11 +55,17 @@ def convert(
         scoring: what gives the scores: TISA's kernels; any other function of the offset by its name
             ("near-far"), a class of your own, or "my_file.py:Class". Options follow a name after
             colons. It is needed again to load the model.
-        num_kernels: S, kernels per head, for a function that has some.
+        num_kernels: S, kernels per head, for a function that has some; None: 5. A model that has a
+            table of the offset of its own (MPNet) and gives up its positions keeps that table, and
+            has no kernels, unless this, `init` or `scoring` asks for scores in its place.
         positions: "replace" leaves the learned position table out (the paper's b), and the model
-            takes any length; "keep" adds scores to the positions that it has (its a).
-        init: "fit", scores fitted to the model's own heads (with "replace", where it is the
-            default); "reference", the author's random kernels (the default with "keep"); "zero",
+            takes any length; "extend" too, and keeps the table's slow part, its vectors at some
+            places and lines between them: nearer to the model on long inputs, and not
+            translation-invariant up to its old limit; "keep" adds scores to the positions that the
+            model has (the paper's a).
+        num_places: with "extend", at how many places; None: a tenth of the table's, at most 48.
+        init: "fit", scores fitted to the model's own heads (the default unless positions are
+            kept); "reference", the author's random kernels (the default with "keep"); "zero",
             which changes nothing yet.
         fold: with "replace", keep what the position vectors say besides the order: one vector for
             the token that always stands first, one for the last, one for all others.
@@ -70,10 +78,15 @@ def convert(
         progress: called with (layers fitted, layers).
     """
     check_flags("convert", fold=fold, shared=shared)
+    own_table = families.has_offset_table(model) and positions != "keep"
+    own_table = own_table and num_kernels is None and init is None and scoring == "tisa"
+    if num_kernels is None:
+        num_kernels = 0 if own_table else 5
     scores: dict[str, Any] = {"num_kernels": num_kernels}
     if init is None:
-        init = "fit" if positions == "replace" and num_kernels else "reference"
+        init = "fit" if positions != "keep" and num_kernels else "reference"
     _check(model, num_kernels, positions, init, shared, fold_by)
+    _check_places(model, positions, num_places)
     if scoring != "tisa":
         from tisa.hf.other_scores import described_scoring
 
@@ -95,14 +108,20 @@ def convert(
         "fold": fold,
         "first_token_id": ends.first if ends else -1,
         "last_token_id": ends.last if ends else -1,
-        "replaced_parameters": _table_size(model) if positions == "replace" else 0,
+        "replaced_parameters": 0 if positions == "keep" else _table_size(model, own_table),
         "made_from": {
             "model": model.config.name_or_path,
             "tensors": tensors_digest(model.state_dict()),
             "calibration": None if sequences is None else _digest(sequences),
         },
     }
+    if positions == "extend":
+        described |= {"format": 3, "places": _places(model, num_places)}
+    if own_table:
+        described |= {"format": 3, "keeps_relative_bias": True}
     converted = _rebuilt(model, described)
+    if positions == "extend":
+        _set_places(converted, model)
     if fold:
         assert sequences is not None
         assert ends is not None
@@ -128,7 +147,7 @@ def _check(
 ) -> None:
     """Refuse what cannot be done, before anything is done."""
     for name, value, allowed in (
-        ("positions", positions, ("keep", "replace")),
+        ("positions", positions, ("keep", "replace", "extend")),
         ("init", init, ("reference", "zero", "fit")),
         ("fold_by", fold_by, ("tokens", "inputs")),
     ):
@@ -154,10 +173,34 @@ def _check(
     table = families.position_table(model)
     words = model.get_input_embeddings()
     width = words.embedding_dim if table is None else table.embedding.embedding_dim
-    if positions == "replace" and width != words.embedding_dim:
+    if positions != "keep" and width != words.embedding_dim:
         raise ValueError(
             f"convert: position vectors are {width} wide and word vectors {words.embedding_dim}, "
             'a projection between them; only positions="keep" works here'
+        )
+
+
+def _check_places(model: PreTrainedModel, positions: str, num_places: int | None) -> None:
+    if positions != "extend":
+        if num_places is not None:
+            raise ValueError(
+                f'convert: num_places is for positions="extend", got {num_places} with '
+                f'"{positions}"'
+            )
+        return
+    table = families.position_table(model)
+    assert table is not None
+    if type(table.embedding) is not torch.nn.Embedding:
+        raise ValueError(
+            f"convert: positions must be replace or keep here, got 'extend': "
+            f"{type(table.embedding).__name__} counts its places by itself, and only a plain "
+            "table's are known"
+        )
+    positions_there = table.embedding.num_embeddings - table.first_row
+    if num_places is not None and not 2 <= num_places <= positions_there:
+        raise ValueError(
+            f"convert: num_places must be from 2 to {positions_there}, the table's positions, got "
+            f"{num_places}"
         )
 
 
@@ -166,11 +209,11 @@ def _digest(sequences: list[Tokens]) -> str:
     return hashlib.sha256(json.dumps(sequences).encode()).hexdigest()
 
 
-def _table_size(model: PreTrainedModel) -> int:
+def _table_size(model: PreTrainedModel, own_table: bool) -> int:
     table = families.position_table(model)
     size = 0 if table is None else table.embedding.weight.numel()
     for module in model.modules():
-        if hasattr(module, "relative_attention_bias"):
+        if hasattr(module, "relative_attention_bias") and not own_table:
             size += module.relative_attention_bias.weight.numel()
     return size
 
@@ -184,18 +227,18 @@ def _rebuilt(model: PreTrainedModel, described: dict[str, Any]) -> PreTrainedMod
     config = cls.config_class.from_dict(values)
     config.name_or_path = model.config.name_or_path
     config.tisa = described
-    if described["positions"] == "replace":
+    if described["positions"] != "keep":
         config.max_position_embeddings = LIFTED
     with torch.device(model.device):
         converted = cls._from_config(config, dtype=model.dtype)
     _leave_out(converted, model)
     state = model.state_dict()
-    if described["positions"] == "replace":
+    if described["positions"] != "keep":
         state = {k: v for k, v in state.items() if k.split(".")[-1] not in PER_PLACE}
     missing, unexpected = converted.load_state_dict(state, strict=False)
     allowed = set(TABLES) | {"relative_attention_bias"}
     lost = [k for k in unexpected if not allowed & set(k.split("."))]
-    made = ("fold", *PER_PLACE)
+    made = ("fold", "places", *PER_PLACE)
     new = [k for k in missing if "offset_scores" not in k and k.split(".")[-1] not in made]
     assert not lost, lost
     assert not new, new
@@ -220,12 +263,30 @@ def _leave_out(converted: PreTrainedModel, model: PreTrainedModel) -> None:
             setattr(converted.get_submodule(parent), leaf, None)
 
 
+def _places(model: PreTrainedModel, count: int | None) -> list[int]:
+    """Return the rows of the table whose places are kept."""
+    table = families.position_table(model)
+    assert table is not None
+    positions = table.embedding.num_embeddings - table.first_row
+    count = most_places(positions) if count is None else count
+    return [table.first_row + knot for knot in knots_of(positions, count)]
+
+
+def _set_places(converted: PreTrainedModel, model: PreTrainedModel) -> None:
+    rows = families.table_rows(model)
+    (found,) = (module for module in converted.modules() if isinstance(module, Places))
+    # The places are rows of the table, which may begin with those of no position.
+    knots = [knot - found.knots[0] for knot in found.knots]
+    with torch.no_grad():
+        found.places.copy_(place_vectors(rows, knots))
+
+
 def _set_fold(
     converted: PreTrainedModel, model: PreTrainedModel, sequences: Any, ends: Any, by: Any
 ) -> None:
     table = families.position_table(model)
     assert table is not None
-    rows = table.embedding.weight.detach()[table.first_row :]
+    rows = families.table_rows(model)
     words = converted.get_input_embeddings()
     assert isinstance(words, Folded)
     # What is multiplied outside of the embeddings is so with the folded vectors in them.

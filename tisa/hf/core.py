@@ -28,12 +28,15 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-# The highest format of a config that is read here: 1, or 2 with scores that are no kernels.
-FORMAT = 2
+# The highest format of a config that is read here: 1, or 2 with scores that are no kernels, or 3
+# with vectors at some places of the position table, or with MPNet's own table and no positions.
+FORMAT = 3
 # No limit: more tokens than fit any memory.
 LIFTED = 2**20
 # Under these names a learned position table is found.
 TABLES = ("position_embeddings", "wpe", "embed_positions", "position_embedding")
+# What embeddings have that count positions from the padding token's row on.
+COUNTED = "create_position_ids_from_inputs_embeds"
 # In the names of attention to another model's output, which often has self-attention's class.
 CROSS = ("cross", "encoder_attn", "encoder_decoder_attention")
 # What layers hand to attention functions and none of them needs: a window is in the mask already,
@@ -322,7 +325,7 @@ class MPNetScores(OwnScores):
                 f'attn_implementation: MPNet has {" and ".join(known)}, got "{implementation}"'
             )
         check(self, implementation, attention_mask, kwargs)
-        # Where positions were replaced the scores have been fitted to this bias, too.
+        # Where the scores have been fitted to this bias, too, they stand for it.
         kept = position_bias if self.keeps_relative_bias else None
         attend = parts.mpnet or MPNetScores.with_dense
         return attend(self, hidden_states, attention_mask, kept, output_attentions)
@@ -331,9 +334,20 @@ class MPNetScores(OwnScores):
         """Return what stock code does with the dense scores in its own bias."""
         length, dtype = hidden_states.shape[1], hidden_states.dtype
         vector = self.score_vector(length, length, Call())
+        vector = vector if kept is None else vector + kept
         bias = parts.to_matrix(vector, length, length).to(dtype).unsqueeze(0)
-        bias = bias if kept is None else kept + bias
         return super(OwnScores, self).forward(hidden_states, additive(mask, dtype), bias, weights)
+
+
+class Buckets(Mixed):
+    """Mixin for MPNet's encoder: its bias is a score of each offset, and not of each pair."""
+
+    def compute_position_bias(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return (heads, span), in float32 at least: gradients are summed before they are cut."""
+        length, table = x.shape[1], self.relative_attention_bias
+        bucket = self.relative_position_bucket(offsets(length, length, None, x.device))
+        found = table(bucket)
+        return found.to(torch.promote_types(found.dtype, torch.float32)).T
 
 
 class Passes(Mixed):
@@ -376,6 +390,27 @@ class Nothing(nn.Module):
         """Return 0."""
         given = next((x for x in (*args, *kwargs.values()) if torch.is_tensor(x)), torch.empty(0))
         return torch.zeros((*given.shape, 1) if self.relative else (), device=given.device)
+
+
+class Places(Nothing):
+    """What stands where a position table was: its vectors at some places, and lines between them.
+
+    Before the first of them and after the last the vector stays the same, so any place has one.
+    """
+
+    def __init__(self, knots: list[int], dim: int, dtype: Any) -> None:
+        super().__init__()
+        self.knots = knots
+        self.places = nn.Parameter(torch.zeros(len(knots), dim, dtype=dtype))
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """Return each place's vector: by weights of all, whose gradients are sums."""
+        wide = torch.promote_types(self.places.dtype, torch.float32)
+        own = torch.tensor(self.knots, dtype=wide, device=position_ids.device)
+        gaps = torch.cat((own.new_ones(1), own.diff(), own.new_ones(1)))
+        at = position_ids.clamp(self.knots[0], self.knots[-1]).unsqueeze(-1).to(wide)
+        weights = torch.minimum(1 + (at - own) / gaps[:-1], 1 - (at - own) / gaps[1:])
+        return weights.clamp_min(0).to(self.places.dtype) @ self.places
 
 
 class Folded(Mixed):
@@ -469,14 +504,19 @@ def _attach(model: Any) -> None:
         heads = num_heads(module, model.config)
         become(module, MPNetScores if is_mpnet(module) else OwnScores)
         module.config = model.config
-        module.keeps_relative_bias = tisa["positions"] == "keep"
+        module.keeps_relative_bias = tisa.get("keeps_relative_bias", tisa["positions"] == "keep")
         module.offset_scores = nn.ModuleList(
             parts.scoring(heads, tisa) for _ in range(1 if tisa["shared"] else passes(model))
         )
     for module in list(model.modules()):
         if hasattr(module, "albert_layer_groups"):
             become(module, Passes)
-    if tisa["positions"] == "replace":
+        if hasattr(module, "relative_attention_bias"):
+            become(module, Buckets)
+            if not any(owner.keeps_relative_bias for owner in owners):
+                # The scores were fitted to it too.
+                module.relative_attention_bias = Nothing(relative=True)
+    if tisa["positions"] != "keep":
         _remove_positions(model)
     innermost = [m for m in model.modules() if isinstance(m, PreTrainedModel)][-1]
     innermost.tisa_owners = owners
@@ -486,13 +526,11 @@ def _attach(model: Any) -> None:
 def _remove_positions(model: Any) -> None:
     place, tisa = place_of_table(model), model.config.tisa
     assert place is not None
-    setattr(*place, Nothing())
+    table, knots = getattr(*place), tisa.get("places")
+    made = Places(knots, table.embedding_dim, table.weight.dtype) if knots else Nothing()
+    setattr(*place, made)
     if hasattr(place[0], "position_ids"):
-        place[0].register_forward_pre_hook(_no_position_ids, with_kwargs=True)
-    for module in model.modules():
-        if hasattr(module, "relative_attention_bias"):
-            # MPNet's; the scores were fitted to it too.
-            module.relative_attention_bias = Nothing(relative=True)
+        place[0].register_forward_pre_hook(_without_buffers, with_kwargs=True)
     if tisa["fold"]:
         words = model.get_input_embeddings()
         become(words, Folded)
@@ -505,12 +543,20 @@ def _names(called: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(getattr(called, "forward", called)).parameters)[1:]
 
 
-def _no_position_ids(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Give the embeddings position 0 for every token, so that no table of places limits them."""
+def _without_buffers(module: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    """Give the embeddings positions, so that no table of places limits them.
+
+    They are 0 where no vector is looked up, and else stock code's: RoBERTa and its kin count them.
+    """
     given = dict(zip(_names(type(module)), args, strict=False)) | kwargs
     tokens = given.get("input_ids")
     tokens = given["inputs_embeds"][..., 0] if tokens is None else tokens
-    given["position_ids"] = torch.zeros_like(tokens[:1], dtype=torch.long)
+    if not any(isinstance(child, Places) for child in module.children()):
+        given["position_ids"] = torch.zeros_like(tokens[:1], dtype=torch.long)
+    elif given.get("position_ids") is None and not hasattr(module, COUNTED):
+        past = given.get("past_key_values_length") or 0
+        places = torch.arange(past, past + tokens.shape[1], device=tokens.device)
+        given["position_ids"] = places.unsqueeze(0)
     # Left out, they come from a buffer as long as the table.
     if "token_type_ids" in _names(type(module)) and given.get("token_type_ids") is None:
         given["token_type_ids"] = torch.zeros_like(tokens, dtype=torch.long)
@@ -554,7 +600,7 @@ def _small_table(config: Any) -> Iterator[None]:
     """
     names = ("sinusoidal_pos_embds", "max_position_embeddings")
     sines, limit = (getattr(config, name, None) for name in names)
-    if config.tisa["positions"] == "replace":
+    if config.tisa["positions"] != "keep":
         config.max_position_embeddings = max(16, (getattr(config, "pad_token_id", 0) or 0) + 2)
         if sines:
             config.sinusoidal_pos_embds = False

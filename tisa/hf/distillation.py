@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 import tisa
 from tisa.hf.calibration import Batch, Tokens, batches_of, inner, load_tokenizer, tokens_of
-from tisa.parameters import is_score
+from tisa.parameters import is_score, is_vector
 from tisa.scoring.base import check_flags
 from tisa.shapes import Tensor
 from tisa.store import CODE, Damaged, read_bytes, tensors_digest, told, write_sealed
@@ -70,7 +70,7 @@ def distil(
         minutes: at most so long; the rates then fall with the time.
         tokenizer: by default the one beside the original.
         scores_lr: rate of the kernels.
-        fold_lr: rate of the folded vectors.
+        fold_lr: rate of the folded vectors, and of those at some places.
         pooled_weight: what 1 − cosine of the mean hidden states counts, beside their relative
             squared error.
         batch_tokens: most tokens in a batch of at most 32 texts; more make sense on a GPU.
@@ -199,8 +199,8 @@ class _State:
         identity: dict[str, Any],
     ) -> None:
         self.identity = identity
-        fold = [p for n, p in trained.items() if n.endswith(".fold")]
-        scores = [p for n, p in trained.items() if not n.endswith(".fold")]
+        fold = [p for n, p in trained.items() if is_vector(n)]
+        scores = [p for n, p in trained.items() if not is_vector(n)]
         groups = [{"params": scores, "lr": scores_lr}, {"params": fold, "lr": fold_lr}]
         self.rates = [scores_lr, fold_lr] if fold else [scores_lr]
         self.optimizer: Any = torch.optim.Adam(groups[: len(self.rates)])

@@ -21,6 +21,7 @@ from tisa.hf.core import (
     passes,
     place_of_table,
 )
+from tisa.shapes import Float, Tensor
 
 __all__ = [
     "FUSED_TYPES", "LOADED_TYPES", "Table", "attention_calls", "attention_modules", "is_albert",
@@ -86,6 +87,18 @@ def position_table(model: PreTrainedModel) -> Table | None:
     return None if place is None else Table(*place, _first_row(place[0], getattr(*place)))
 
 
+def has_offset_table(model: PreTrainedModel) -> bool:
+    """Return whether the model has a learned score of the offset of its own, as MPNet has."""
+    return _has_mpnet(model)
+
+
+def table_rows(model: PreTrainedModel) -> Float[Tensor, "positions dim"]:
+    """Return the vectors of the positions from 0 on, of a model that has a learned table."""
+    table = position_table(model)
+    assert table is not None
+    return table.embedding.weight.detach()[table.first_row :]
+
+
 def is_rotary(model: PreTrainedModel) -> bool:
     """Return whether queries and keys are rotated."""
     return any("rotary" in type(m).__name__.lower() for m in model.modules())
@@ -113,7 +126,7 @@ def reason_against(model: PreTrainedModel, positions: str) -> str | None:
         _against_input(model)
         or _against_whole(model, positions)
         or _against_attention(model)
-        or (_against_replacing(model) if positions == "replace" else None)
+        or (_against_replacing(model) if positions != "keep" else None)
     )
 
 

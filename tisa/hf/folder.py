@@ -35,9 +35,10 @@ def convert_folder(
     out: str | Path,
     *,
     positions: Positions = "replace",
+    num_places: int | None = None,
     init: Start | None = None,
     scoring: str = "tisa",
-    num_kernels: int = 5,
+    num_kernels: int | None = None,
     fold: bool = True,
     shared: bool = False,
     texts: list[str] | None = None,
@@ -56,11 +57,15 @@ def convert_folder(
     Args:
         model: a folder, or a name on the hub.
         out: the folder to write; it must not be there yet, and is there only when all is done.
-        positions: "replace" the position table, or "keep" it and add scores.
-        init: "fit", "zero" or "reference"; None: "fit" where positions are replaced.
+        positions: "replace" the position table, "extend" its slow part to any length, or "keep" it
+            and add scores.
+        num_places: with "extend", at how many places its vectors are kept; None: a tenth of them,
+            at most 48.
+        init: "fit", "zero" or "reference"; None: "fit" unless positions are kept.
         scoring: what gives the scores: kernels, or another function of the offset, by name
             (near-far) or as my_file.py:Class.
-        num_kernels: kernels per head, S.
+        num_kernels: kernels per head, S; None: 5, or none beside a table of the offset of the
+            model's own, which stays.
         fold: keep what position vectors say besides the order.
         shared: ALBERT: one scoring function for all passes.
         texts: to calibrate and distil on, and to measure on; half of them is held out for that.
@@ -99,9 +104,9 @@ def convert_folder(
             )
         calibration = pieces(used or default_texts(), tokenizer, lengths, seed=seed)
     converted = convert(
-        original, positions=positions, init=init, scoring=scoring, num_kernels=num_kernels,
-        fold=fold, fold_by="tokens" if lengths is None else "inputs", shared=shared,
-        calibration=calibration, tokenizer=tokenizer, progress=progress,
+        original, positions=positions, num_places=num_places, init=init, scoring=scoring,
+        num_kernels=num_kernels, fold=fold, fold_by="tokens" if lengths is None else "inputs",
+        shared=shared, calibration=calibration, tokenizer=tokenizer, progress=progress,
     ).eval()  # fmt: skip
     converted.config.tisa["made_from"]["weights"] = checkpoint.digests()
     if distil_steps is not None or distil_minutes is not None:

@@ -18,7 +18,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from tisa.hf import core
 from tisa.hf.core import Call, additive, call_of, is_causal, same_segment, segments_of
 from tisa.hf.families import FUSED_TYPES, LOADED_TYPES
-from tisa.offsets import entry_of, to_vector
+from tisa.offsets import entry_of, to_matrix
 from tisa.ops import attention
 from tisa.ops.scored import worth_a_band
 from tisa.scoring import bands_of, scores_of
@@ -215,18 +215,18 @@ def mpnet(
         # The observer wants logits without scores, and the relative bias counts as such.
         seen = additive(mask, hidden_states.dtype)
         if kept is not None:
-            seen = kept if seen is None else seen + kept
+            length = hidden_states.shape[1]
+            dense = to_matrix(kept, length, length).unsqueeze(0)
+            seen = dense if seen is None else seen + dense
         scaling = 1 / math.sqrt(module.attention_head_size)
         module.observer(module, projected(module.q), projected(module.k), seen, scaling, Call())
     implementation = module.config._attn_implementation
     if module.observer is not None or weights or implementation == core.own_name("eager"):
-        dense: tuple[Tensor, ...] = module.with_dense(hidden_states, mask, kept, weights)
-        return dense
+        stock: tuple[Tensor, ...] = module.with_dense(hidden_states, mask, kept, weights)
+        return stock
     length = hidden_states.shape[1]
     vector = module.score_vector(length, length, Call())
-    if kept is not None:
-        wide = torch.promote_types(vector.dtype, kept.dtype)
-        vector = vector + to_vector(kept[0].to(wide))
+    vector = vector if kept is None else vector + kept
     output = attention(
         projected(module.q), projected(module.k), projected(module.v), vector, attn_mask=mask,
         dropout_p=module.dropout.p if module.training else 0.0,

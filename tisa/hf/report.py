@@ -11,6 +11,7 @@ from tisa.hf.core import OwnScores
 from tisa.hf.folder import Done
 from tisa.pages import page as made_page
 from tisa.pages.kit import minus, signed
+from tisa.parameters import is_score
 
 REACH = 32
 
@@ -75,8 +76,4 @@ def head_of(layer: int, head: int, curve: torch.Tensor) -> dict[str, Any]:
 
 
 def _count(model: PreTrainedModel) -> int:
-    return sum(
-        p.numel()
-        for n, p in model.named_parameters()
-        if "offset_scores" in n or n.endswith(".fold")
-    )
+    return sum(p.numel() for n, p in model.named_parameters() if is_score(n))

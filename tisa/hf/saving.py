@@ -132,7 +132,7 @@ def save(
 
 def _save(model: PreTrainedModel, out: Path, tokenizer: Any, origin: Path | None) -> None:
     model.save_pretrained(out)
-    unlimited = model.config.tisa["positions"] == "replace"
+    unlimited = model.config.tisa["positions"] != "keep"
     if tokenizer is not None:
         limit = tokenizer.model_max_length
         if unlimited:

@@ -1,0 +1,45 @@
+"""A position table's slow part: its vectors at some places, and lines between them.
+
+What `positions="extend"` keeps beside the scores. Attention that depends on place itself, and the
+drift of hidden states with place, are slow; what is quick is order, which the scores are fitted to.
+Places stand close at the beginning, where position vectors change most, and ever further apart. The
+vectors are those of least squares over all rows of the table. The first row is taken as it is: it
+belongs to a token that always stands first, and is nothing like its neighbours.
+"""
+
+import torch
+
+from tisa.hf.core import Places
+from tisa.shapes import Float, Tensor
+
+# Of a table's positions at most a tenth, and never more.
+MOST = 48
+# The gap at a share x of the places is as x to this power less 1: 1 is even.
+GROWTH = 1.5
+
+
+def most_places(positions: int) -> int:
+    """Return how many places are kept of a table of so many positions unless a number is given."""
+    return max(2, min(MOST, positions // 10))
+
+
+def knots_of(positions: int, count: int) -> list[int]:
+    """Return so many places: 0, and from 1 to the last with gaps that grow, 1 at least."""
+    knots = [0]
+    for number in range(count - 1):
+        share = (number / max(1, count - 2)) ** GROWTH
+        knots.append(max(knots[-1] + 1, 1 + round(share * (positions - 2))))
+    return knots
+
+
+def place_vectors(
+    rows: Float[Tensor, "positions dim"], knots: list[int]
+) -> Float[Tensor, "places dim"]:
+    """Return the vectors at these places whose lines are nearest to all rows of the table."""
+    module = Places(knots, len(knots), torch.float64).to(rows.device)
+    with torch.no_grad():
+        module.places.copy_(torch.eye(len(knots)))
+        lines = module(torch.arange(len(rows), device=rows.device))
+    wide = rows.double()
+    rest = torch.linalg.lstsq(lines[1:, 1:], wide[1:] - lines[1:, :1] * wide[:1]).solution
+    return torch.cat((wide[:1], rest)).to(rows.dtype)
