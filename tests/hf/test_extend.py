@@ -184,8 +184,8 @@ def test_an_extended_fit_is_of_what_the_places_leave():
     ("name", "settings", "words"),
     [
         ("opt", {}, "OPTLearnedPositionalEmbedding counts its places by itself"),
-        ("bert", {"num_places": 1}, "num_places must be from 2 to 64"),
-        ("bert", {"num_places": 65}, "num_places must be from 2 to 64"),
+        ("bert", {"num_places": 1}, "num_places must be a whole number from 2 to 64"),
+        ("bert", {"num_places": 65}, "from 2 to 64, the table's positions, got 65"),
         ("bert", {"num_places": 5, "positions": "replace"}, 'num_places is for positions="extend"'),
         ("llama", {}, "rotations"),
     ],

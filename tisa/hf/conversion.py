@@ -188,19 +188,11 @@ def _check_places(model: PreTrainedModel, positions: str, num_places: int | None
                 f'"{positions}"'
             )
         return
-    table = families.position_table(model)
-    assert table is not None
-    if type(table.embedding) is not torch.nn.Embedding:
+    most = len(families.table_rows(model))
+    if num_places is not None and not (isinstance(num_places, int) and 2 <= num_places <= most):
         raise ValueError(
-            f"convert: positions must be replace or keep here, got 'extend': "
-            f"{type(table.embedding).__name__} counts its places by itself, and only a plain "
-            "table's are known"
-        )
-    positions_there = table.embedding.num_embeddings - table.first_row
-    if num_places is not None and not 2 <= num_places <= positions_there:
-        raise ValueError(
-            f"convert: num_places must be from 2 to {positions_there}, the table's positions, got "
-            f"{num_places}"
+            f"convert: num_places must be a whole number from 2 to {most}, the table's positions, "
+            f"got {num_places}"
         )
 
 
@@ -267,7 +259,7 @@ def _places(model: PreTrainedModel, count: int | None) -> list[int]:
     """Return the rows of the table whose places are kept."""
     table = families.position_table(model)
     assert table is not None
-    positions = table.embedding.num_embeddings - table.first_row
+    positions = len(families.table_rows(model))
     count = most_places(positions) if count is None else count
     return [table.first_row + knot for knot in knots_of(positions, count)]
 

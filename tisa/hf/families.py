@@ -127,6 +127,7 @@ def reason_against(model: PreTrainedModel, positions: str) -> str | None:
         or _against_whole(model, positions)
         or _against_attention(model)
         or (_against_replacing(model) if positions != "keep" else None)
+        or (_against_extending(model) if positions == "extend" else None)
     )
 
 
@@ -198,6 +199,16 @@ def _against_replacing(model: PreTrainedModel) -> str | None:
     names = (type(m).__name__ for m in model.modules())
     unfit = next((UNFIT[name] for name in names if name in UNFIT), None)
     return unfit and f'{unfit}; positions="keep" adds scores'
+
+
+def _against_extending(model: PreTrainedModel) -> str | None:
+    table = position_table(model)
+    if table is None or type(table.embedding) is nn.Embedding:
+        return None
+    return (
+        f"{type(table.embedding).__name__} counts its places by itself, and vectors stand for a "
+        'plain table alone; positions="replace" leaves it out, positions="keep" adds scores'
+    )
 
 
 @cache
