@@ -9,11 +9,15 @@ import tiny
 import tisa.hf
 from tiny import inputs, logits, original, shake, token_lists
 from tisa.hf.core import Places
+from tisa.hf.export import export_onnx, export_program
 from tisa.hf.places import knots_of, most_places, place_vectors
 
 TOKENS = token_lists(24)
 TABLES = ("bert", "roberta", "electra", "distilbert", "albert", "mpnet", "gpt2")
 QUICK = ("bert", "mpnet")
+EVERY_TABLE = pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in TABLES]
+)
 BARE = dict(positions="extend", num_kernels=0, calibration=TOKENS)
 
 
@@ -51,30 +55,37 @@ def test_places_are_lines_between_vectors(knots):
 
 @pytest.mark.parametrize(("positions", "count"), [(512, 48), (64, 6), (30, 3), (64, 64), (9, 2)])
 def test_the_vectors_are_those_of_least_squares(positions, count):
-    knots = knots_of(positions, count)
+    everywhere = knots_of(positions, count)
+    *knots, beyond = everywhere
     assert knots[:2] == [0, 1]
     assert len(knots) == count
     assert (torch.tensor(knots).diff() > 0).all()
     assert count == 2 or knots[-1] == positions - 1
+    assert beyond > positions
     table = torch.randn(positions, 3, generator=torch.Generator().manual_seed(0)).double()
-    found = place_vectors(table, knots)
+    *found, faded = place_vectors(table, everywhere)
+    torch.testing.assert_close(faded, table[1:].mean(0))
+    found = torch.stack(found)
     assert torch.equal(found[0], table[0])
     unit = torch.eye(len(knots)).double()
     lines = by_hand(range(positions), knots, unit)[1:, 1:]
     # The residual of the nearest lines is at a right angle to each of them.
     residual = table[1:] - lines @ found[1:]
     torch.testing.assert_close(lines.T @ residual, torch.zeros(len(knots) - 1, 3).double())
+    if count == 2:
+        return
     # A table of such lines is found again.
     own = by_hand(range(positions), knots, torch.arange(3 * len(knots)).view(-1, 3).double())
-    again = by_hand(range(positions), knots, place_vectors(own, knots))
+    again = by_hand(range(positions), everywhere, place_vectors(own, everywhere))
     torch.testing.assert_close(again, own)
 
 
 def test_a_tenth_of_the_places_and_at_most_48():
-    assert [most_places(n) for n in (512, 514, 64, 77, 10, 8192)] == [48, 48, 6, 7, 2, 48]
+    assert [most_places(n) for n in (512, 514, 64, 77, 10, 8192)] == [47, 47, 6, 7, 2, 47]
+    assert len(knots_of(512, most_places(512))) == 48
     made = tisa.hf.convert(original("roberta"), **BARE)
     # Of 64 rows RoBERTa's first two are of no position.
-    assert made.config.tisa["places"] == [2, 3, 11, 24, 42, 63]
+    assert made.config.tisa["places"][:-1] == [2, 3, 11, 24, 42, 63]
 
 
 def given_ways(name):
@@ -87,9 +98,7 @@ def given_ways(name):
     return [inputs(), left, {"input_ids": ids, "position_ids": places}]
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in TABLES]
-)
+@EVERY_TABLE
 def test_all_places_and_no_kernels_are_the_model_itself(name):
     """In every implementation, with the gradient of every weight; the table's by its places."""
     model = original(name).double()
@@ -117,12 +126,14 @@ def test_all_places_and_no_kernels_are_the_model_itself(name):
             for key, parameter in made.named_parameters():
                 if key.endswith(".places"):
                     of_rows = wanted[of_table][table.first_row :]
-                    torch.testing.assert_close(places.places.grad, of_rows, rtol=1e-5, atol=1e-7)
+                    *found, faded = places.places.grad
+                    torch.testing.assert_close(torch.stack(found), of_rows, rtol=1e-5, atol=1e-7)
+                    assert not faded.any()
                 elif "offset_scores" not in key:
                     torch.testing.assert_close(parameter.grad, wanted[key], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@EVERY_TABLE
 def test_any_length_is_taken_and_the_last_vector_stays(name):
     model = original(name)
     made = shake(tisa.hf.convert(model, positions="extend", init="zero", num_kernels=2,
@@ -131,6 +142,7 @@ def test_any_length_is_taken_and_the_last_vector_stays(name):
     long = logits(made, input_ids=ids)
     assert torch.isfinite(long).all()
     last = made.config.tisa["places"][-1]
+    assert last < 200
     first = made.config.tisa["places"][0]
     held = (first + torch.arange(200)).clamp(max=last).unsqueeze(0)
     (places,) = (module for module in made.modules() if isinstance(module, Places))
@@ -142,7 +154,7 @@ def test_any_length_is_taken_and_the_last_vector_stays(name):
     torch.testing.assert_close(logits(made, inputs_embeds=model_of_words), long)
 
 
-@pytest.mark.parametrize("name", ["bert", "mpnet", "albert"])
+@EVERY_TABLE
 def test_an_extended_model_is_saved_and_loaded(name, tmp_path):
     made = tisa.hf.convert(original(name), positions="extend", num_places=5,
                            **({} if name == "mpnet" else {"init": "zero"}))  # fmt: skip
@@ -162,7 +174,7 @@ def test_places_are_trained_with_the_scores():
     (places,) = (p for n, p in made.named_parameters() if n.endswith(".places"))
     assert any(p is places for group in groups if group["lr"] > 5e-5 for p in group["params"])
     before = places.detach().clone()
-    tisa.hf.distil(made, model, TOKENS, steps=2, progress=bool)
+    tisa.hf.distil(made, model, TOKENS[:2], steps=1, progress=bool)
     assert (places != before).any()
 
 
@@ -219,3 +231,26 @@ def test_a_table_of_the_offset_stays_unless_scores_are_asked_for():
         other = tisa.hf.convert(model, calibration=TOKENS, **asked)
         assert not other.config.tisa.get("keeps_relative_bias")
         assert "relative_attention_bias.weight" not in " ".join(other.state_dict())
+
+
+@pytest.mark.full
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["bert", "mpnet"])
+def test_an_extended_model_is_a_graph_of_any_length(name, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="runs the exported graph")
+    settings = {} if name == "mpnet" else {"init": "zero"}
+    made = shake(
+        tisa.hf.convert(original(name), positions="extend", calibration=TOKENS, **settings)
+    )
+    program = export_program(made).module()
+    session = onnxruntime.InferenceSession(str(export_onnx(made, tmp_path / "model.onnx")))
+    for batch, length in ((1, 5), (3, 19), (2, 100)):
+        given = inputs(batch, length, padded=length > 7)
+        real = given["attention_mask"].bool()
+        expected = logits(made, **given)[real]
+        with torch.no_grad():
+            found = program(*given.values())[real]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        ran = session.run(None, {key: value.numpy() for key, value in given.items()})[0]
+        torch.testing.assert_close(torch.tensor(ran)[real], expected, rtol=1e-4, atol=1e-4)

@@ -63,7 +63,8 @@ def convert(
             places and lines between them: nearer to the model on long inputs, and not
             translation-invariant up to its old limit; "keep" adds scores to the positions that the
             model has (the paper's a).
-        num_places: with "extend", at how many places; None: a tenth of the table's, at most 48.
+        num_places: with "extend", at how many places; None: a tenth of the table's, at most 47. One
+            more lies beyond the table, where place has faded out.
         init: "fit", scores fitted to the model's own heads (the default unless positions are
             kept); "reference", the author's random kernels (the default with "keep"); "zero",
             which changes nothing yet.

@@ -60,7 +60,7 @@ def convert_folder(
         positions: "replace" the position table, "extend" its slow part to any length, or "keep" it
             and add scores.
         num_places: with "extend", at how many places its vectors are kept; None: a tenth of them,
-            at most 48.
+            at most 47.
         init: "fit", "zero" or "reference"; None: "fit" unless positions are kept.
         scoring: what gives the scores: kernels, or another function of the offset, by name
             (near-far) or as my_file.py:Class.
