@@ -32,9 +32,15 @@ GATED = json.loads((BENCHMARKS / "2026-11-19-gate-gpu.json").read_text())["rows"
 MPNET = json.loads((BENCHMARKS / "2026-11-19-fused-mpnet-cpu.json").read_text())
 CONFORMANCE = json.loads((DOCS / "records/2026-11-19-conformance.json").read_text())
 SCORED = json.loads((DOCS / "records/2026-11-19-conversion-scoring.json").read_text())
+EXTENDED = {
+    name: json.loads((DOCS / f"records/2026-11-19-extend-{name}.json").read_text())["rows"]
+    for name in ("minilm", "mpnet")
+}
 FAR = json.loads((PRETRAIN / "causal/extrapolation.json").read_text())
 WHERE = {"tisa": "one for each layer", "tisa layers=shared": "one for all layers",
          "tisa layers=first": "in the first layer only", "none": "none"}  # fmt: skip
+
+NAMES = {"minilm": "MiniLM", "mpnet": "MPNet"}
 
 # Of the campaign of faults.
 COMMANDS, STATES, FLIP = FAULTS["commands"], ("detected", "harmless", "lost"), "a flipped bit: "
@@ -369,8 +375,40 @@ def scored():
     return table(*lines)
 
 
+def extended():
+    """Return how near a model stays to the original with a part of its position table."""
+    first = EXTENDED["minilm"][0]
+    lengths = list(first["cosine by length"])
+    lines = [["", *(f"{n} tokens" for n in lengths), "order-match, each order", "numbers",
+              "seconds"]]  # fmt: skip
+    for model, rows in EXTENDED.items():
+        for row in rows:
+            if "cosine by length" not in row:
+                continue
+            lines.append([
+                f"{NAMES[model]}: {row['variant']}",
+                *(f"{row['cosine by length'][n]:.4f}" for n in lengths),
+                " ".join(f"{x:.3f}" for x in row["order-match by order"]),
+                f"{row['numbers']:,}", f"{row['processor_seconds']:.0f}",
+            ])  # fmt: skip
+    return table(*lines)
+
+
+def extended_beyond():
+    """Return how near a pass over a whole document is to the mean of the original's pieces."""
+    found = [(model, row) for model, rows in EXTENDED.items() for row in rows
+             if "cosine beyond the table" in row]  # fmt: skip
+    lengths = list(found[0][1]["cosine beyond the table"])
+    lines = [["", *(f"{int(n):,} tokens" for n in lengths)]]
+    for model, row in found:
+        cells = (row["cosine beyond the table"][n] for n in lengths)
+        lines.append([f"{NAMES[model]}: {row['variant']}",
+                      *(f"{own:.3f} (others {others:.3f})" for own, others in cells)])  # fmt: skip
+    return table(*lines)
+
+
 RESULTS = (shares, far, rates, encoder, where)
-PAGES = {"results.md": RESULTS, "huggingface.md": (scored,),
+PAGES = {"results.md": RESULTS, "huggingface.md": (scored, extended, extended_beyond),
          "reliability.md": (faults, flips, calls), "fused.md": (fused, fused_gpu, probe, real),
          "../README.md": (fused_steps,), "attention.md": (whole_call, gated),
          "methods.md": (conformance,)}  # fmt: skip

@@ -162,3 +162,27 @@ def test_the_table_of_other_functions_is_that_of_the_record():
     for name in ("kerple-log", "kerple-power"):
         assert kernels < rows[name]["divergence"] < rows["tisa:num_kernels=0"]["divergence"]
     assert rows["alibi"]["divergence"] > rows["tisa:num_kernels=0"]["divergence"]
+
+
+def test_what_is_said_of_a_part_of_the_positions_is_so():
+    """At most 48 vectors, untrained: nearer than without at every length, in every word order."""
+    folder = ROOT / "docs/records"
+    for name, kept, bare in (
+        ("minilm", "48 places, S = 5", "0 places, S = 5"),
+        ("mpnet", "48 places, own table", "0 places, own table"),
+    ):
+        record = json.loads((folder / f"2026-11-19-extend-{name}.json").read_text())
+        assert re.fullmatch("[0-9a-f]{7,}", record["commit"]), "made from a commit"
+        rows = {row["variant"]: row for row in record["rows"]}
+        near, far = (rows[variant]["cosine by length"] for variant in (kept, bare))
+        assert all(near[length] > far[length] for length in near)
+        assert min(near.values()) >= 0.98
+        assert min(rows[kept]["order-match by order"]) >= 0.99
+        faded, held = (
+            rows[variant]["cosine beyond the table"] for variant in (kept, f"{kept}, held")
+        )
+        assert all(faded[length][0] > held[length][0] for length in faded)
+        if name == "minilm":
+            assert rows[kept]["processor_seconds"] < 90
+            places = rows["48 places, 0 kernels"]["cosine by length"]
+            assert all(near[length] > places[length] for length in near)
