@@ -142,7 +142,8 @@ def test_the_numbers_about_the_phrase_are_those_of_the_record():
     assert f"with kernels {kernels[0]} %, to rounding" in text
     assert record["moved"]["TISA"]["largest_in_layer_1"] < 1e-6
     later, others = kernels[1:], table[1:]
-    assert f"by {min(later)} to {max(later)} % where the other does by {min(others)} to" in text
+    assert f"with kernels by {min(later)} to {max(later)} %, with the position table" in text
+    assert f"position table by {min(others)} to {max(others)} %." in text
     assert not record["uncommitted_changes"]
 
 
