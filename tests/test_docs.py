@@ -1,5 +1,6 @@
 """The pages: the site builds strictly, no link in it is broken, the tutorials run as printed."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -141,8 +142,34 @@ def test_the_numbers_about_the_phrase_are_those_of_the_record():
     assert f"with kernels {kernels[0]} %, to rounding" in text
     assert record["moved"]["TISA"]["largest_in_layer_1"] < 1e-6
     later, others = kernels[1:], table[1:]
-    assert f"by {min(later)} to {max(later)} % where the other does by {min(others)} to" in text
+    assert f"with kernels by {min(later)} to {max(later)} %, with the position table" in text
+    assert f"position table by {min(others)} to {max(others)} %." in text
     assert not record["uncommitted_changes"]
+
+
+def test_what_makes_a_page_hard_to_read():
+    """Each rule of docs/readability.py on a page made for it."""
+    source = importlib.util.spec_from_file_location("readability", ROOT / "docs/readability.py")
+    readability = importlib.util.module_from_spec(source)
+    source.loader.exec_module(readability)
+    page = (
+        "# It is a heading\n\nA kernel is a bump. It has a height,\nwhich is `a = 1`.\n\n"
+        "| it | is a table |\n\n```sh\nit is code\n```\n\n"
+        "- Take those of [the model](it.md). Take those kernels.\n"
+        "- One curve falls, the other does not! The other curve stays.\n\n    it = a formula\n"
+    )
+    found = readability.sentences(page)
+    assert [len(readability.words(sentence)) for sentence in found] == [5, 7, 5, 3, 7, 4]
+    assert [readability.lacking(sentence) for sentence in found] == [
+        [], ["it"], ["those"], [], ["the other"], [],
+    ]  # fmt: skip
+    assert readability.lacking("One after the other, kernels such as these bumps move.") == []
+    assert readability.figures(found)[:3] == (6, 5, 7)
+    assert readability.figures(found)[3:] == (0, 1 / 2)
+    assert readability.figures([*found, "word " * 26]).long == 1 / 7
+    names = {path.name for path in readability.pages()}
+    assert {"README.md", "index.md", "own_method.md"} <= names
+    assert "log.md" not in names
 
 
 def test_the_command_line_page_names_every_command():

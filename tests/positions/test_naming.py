@@ -91,6 +91,8 @@ def test_a_synonym_is_told_by_our_name(files):
     assert [canonical(name) for name in ("nope", "nope:a=1", "nope.py:A", "rotary")] == [
         "none", "none:a=1", "nope.py:A", "rotary",
     ]  # fmt: skip
+    assert resolve("nearfar").name == "near-far"
+    assert resolve("nearfar-fox").name == "near-far-fox"
     cls = resolve(f"{files}/twist.py:Twist").method.cls
     with pytest.raises(ValueError, match="name 'nope' is that of"):
         tisa.register("nope", cls)

@@ -39,7 +39,9 @@ GROUP = "tisa.positions"
 # Between two methods of a mixture. Not the + of 1e+16.
 BETWEEN = re.compile(r"(?<![\d.][eE])\+")
 # Names that people search for, and ours for the same.
-SYNONYMS: Mapping[str, str] = MappingProxyType({"nope": "none"})
+SYNONYMS: Mapping[str, str] = MappingProxyType(
+    {"nope": "none", "nearfar": "near-far", "nearfar-fox": "near-far-fox"}
+)
 REGISTERED: dict[str, type[nn.Module]] = {}
 
 

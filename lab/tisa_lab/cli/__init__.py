@@ -7,6 +7,7 @@ extrapolate.py  language models past their training length
 glue.py      Table 3, cell by cell
 pretrain.py  a language model with any position method
 probes.py    tasks that only positions solve
+recall.py    what small decoders remember from far away
 report.py    the table of what is finished
 __main__.py  the same for launchers: python -m tisa_lab.cli
 """
@@ -17,7 +18,17 @@ PROGRAM = Program(
     name="tisa-lab",
     help="Position methods measured: the paper's tables, pretraining, length, a demo.",
     package="tisa_lab.cli",
-    commands=("compare", "criteria", "demo", "extrapolate", "glue", "pretrain", "probes", "report"),
+    commands=(
+        "compare",
+        "criteria",
+        "demo",
+        "extrapolate",
+        "glue",
+        "pretrain",
+        "probes",
+        "recall",
+        "report",
+    ),
     brings={"": "tisa-lab"},
 )
 

@@ -6,6 +6,7 @@ from typing import Any
 from tisa.pages import page
 from tisa_lab.criteria.report import shown as shown_mark
 from tisa_lab.extrapolation.report import figure
+from tisa_lab.probes.recall import PAIRS, RECALLS
 from tisa_lab.probes.report import shown as share
 from tisa_lab.record import write_record
 
@@ -18,11 +19,19 @@ def write(record: dict[str, Any], out: Path) -> None:
 
 def header(record: dict[str, Any]) -> list[str]:
     """Return the names of the table's columns."""
-    length, far = record["config"]["length"], 4 * record["config"]["probe_length"]
+    config, far = record["config"], 4 * record["config"]["probe_length"]
+    near, *_, farthest = recall_lengths(record)
     return [
-        "method", "marks of 6", f"right, {record['config']['probe_length']} tokens",
-        f"right, {far}", *(f"perplexity, {factor * length}" for factor in (1, 2, 4)), "time",
+        "method", "marks of 6", f"right, {config['probe_length']} tokens", f"right, {far}",
+        f"recall, {near} tokens", f"recall, {farthest:,}",
+        *(f"perplexity, {factor * config['length']:,}" for factor in config["factors"]), "time",
     ]  # fmt: skip
+
+
+def recall_lengths(record: dict[str, Any]) -> list[int]:
+    """Return the lengths at which recall was asked."""
+    factors = record["recall"][0]["accuracy"]
+    return [int(factor) * record["config"]["recall_length"] for factor in factors]
 
 
 def cells(record: dict[str, Any]) -> list[list[str]]:
@@ -31,11 +40,41 @@ def cells(record: dict[str, Any]) -> list[list[str]]:
         [
             row["method"], "–" if row["marks"] is None else str(row["marks"]),
             share(row["right"]), share(row["right_far"]),
+            share(row["recall"][0]), share(row["recall"][-1]),
             *("–" if one is None else f"{one:.3f}" for one in row["perplexity"]),
             f"{record['speed'][row['method']]:.2f}",
         ]
         for row in record["rows"]
     ]  # fmt: skip
+
+
+def recall_table(record: dict[str, Any], task: str) -> list[list[str]]:
+    """Return the right answers of a task by length, header first."""
+    head = ["method", *(f"{length:,} tokens" for length in recall_lengths(record))]
+    rows = [
+        [row["method"], *(share(one) for one in row["accuracy"].values())]
+        for row in record["recall"]
+        if row["task"] == task
+    ]
+    return [head, *rows]
+
+
+def charts(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a chart for each task of recall, with a line for each method."""
+    lengths = recall_lengths(record)
+    return {
+        task: {
+            "title": task, "width": 470, "height": 330, "x": [lengths[0] / 1.1, lengths[-1] * 1.1],
+            "y": [0, 1], "xLog": True, "xTicks": lengths, "xName": "tokens",
+            "yTicks": [0, 0.25, 0.5, 0.75, 1], "yName": "right answers", "percent": True,
+            "mark": lengths[0], "label": f"{task}: right answers against tokens, by method",
+            "lines": [
+                {"name": row["method"], "xs": lengths, "ys": list(row["accuracy"].values())}
+                for row in record["recall"] if row["task"] == task
+            ],
+        }
+        for task in RECALLS
+    }  # fmt: skip
 
 
 def markdown(record: dict[str, Any]) -> str:
@@ -59,4 +98,7 @@ def page_of(record: dict[str, Any]) -> str:
         shown=shown_mark,
         share=share,
         tasks=list(dict.fromkeys(row["task"] for row in record["tasks"])),
+        data={"names": [row["method"] for row in record["rows"]], "charts": charts(record)},
+        pairs=PAIRS,
+        recalls={task: recall_table(record, task) for task in RECALLS},
     )

@@ -1,17 +1,19 @@
-"""The answers of the race as tables, a figure and files: lengths, methods, tasks."""
+"""The answers of the race and of recall as tables, a figure and files: lengths, methods, tasks."""
 
 from pathlib import Path
 from typing import Any
 
 from tisa.packages import needed
+from tisa_lab.probes.recall import PAIRS
 from tisa_lab.record import write_record
 
-CHANCE = {"order": 1 / 2}
+CHANCE = {"order": 1 / 2, "recall": 1 / PAIRS}
 
 
 def write(record: dict[str, Any], out: Path) -> None:
     """Write the record, its tables and its figure into a folder."""
-    write_record(record, out, "probes", {"probes.md": markdown(record)}, figure(record))
+    name = record["kind"]
+    write_record(record, out, name, {f"{name}.md": markdown(record)}, figure(record))
 
 
 def markdown(record: dict[str, Any]) -> str:
