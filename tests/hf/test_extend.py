@@ -164,6 +164,7 @@ def test_an_extended_model_is_saved_and_loaded(name, tmp_path):
     assert torch.equal(logits(again, **inputs()), logits(made, **inputs()))
     card = (tmp_path / "README.md").read_text()
     numbers = sum(p.numel() for n, p in made.named_parameters() if n.endswith(".places"))
+    assert ("own table of the offset stays" in card) == (name == "mpnet")
     assert f"at {len(made.config.tisa['places'])} places are left ({numbers:,} numbers)" in card
 
 

@@ -61,6 +61,8 @@ def card_of(model: PreTrainedModel) -> str:
         "between them: place counts as it did, but slowly. Beyond the last of them it no longer "
         "does, and there is no limit to the length of an input.",
     }[tisa["positions"]]
+    if tisa.get("keeps_relative_bias"):
+        kept += " The model's own table of the offset stays as it was."
     start = {
         "fit": "The scores were fitted to the attention of the model's own heads.",
         "zero": "The scores began at 0, where they change nothing.",
