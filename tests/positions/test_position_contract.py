@@ -8,22 +8,26 @@ from tisa.testing import contract
 from tisa.testing.contract import *  # noqa: F403
 from tisa.testing.contract import HIDDEN, LIMIT, config_of, model_of, tokens
 
-# Cable's graph is that of FoX but for one operation.
-TRACED = [pytest.param(n, marks=pytest.mark.full) if n == "cable" else n for n in METHODS]
+# Each shares its code with a method that is tried here: these run in full only.
+ALIKE = (
+    "cable", "kerple-power", "tisa-v2", "synthesizer-factorised", "synthesizer-factorised-mixed",
+    "synthesizer-dense-mixed",
+)  # fmt: skip
+QUICK = [pytest.param(n, marks=pytest.mark.full) if n in ALIKE else n for n in METHODS]
 # It traces the package.
-test_compiles = pytest.mark.parametrize("position", TRACED)(
+test_compiles = pytest.mark.parametrize("position", QUICK)(
     pytest.mark.unchecked(contract.test_compiles)
 )
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=QUICK)
 def position(request):
     return request.param
 
 
 @pytest.mark.unchecked
 @pytest.mark.parametrize("is_causal", [pytest.param(False, marks=pytest.mark.full), True])
-@pytest.mark.parametrize("position", TRACED)
+@pytest.mark.parametrize("position", QUICK)
 def test_exports(position, is_causal):
     contract.test_exports(position, is_causal)
 

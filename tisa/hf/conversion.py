@@ -21,7 +21,6 @@ from tisa.hf.calibration import (
 )
 from tisa.hf.core import LIFTED, TABLES, Folded, Places, model_class
 from tisa.hf.fit import Fit, fit_kernels_to, fit_scores
-from tisa.hf.places import knots_of, most_places, place_vectors
 from tisa.hf.registry import register_type
 from tisa.positions import Given
 from tisa.scoring.base import check_flags
@@ -258,6 +257,9 @@ def _leave_out(converted: PreTrainedModel, model: PreTrainedModel) -> None:
 
 def _places(model: PreTrainedModel, count: int | None) -> list[int]:
     """Return the rows of the table whose places are kept."""
+    # Here: who replaces positions need not open it.
+    from tisa.hf.places import knots_of, most_places
+
     table = families.position_table(model)
     assert table is not None
     positions = len(families.table_rows(model))
@@ -266,6 +268,8 @@ def _places(model: PreTrainedModel, count: int | None) -> list[int]:
 
 
 def _set_places(converted: PreTrainedModel, model: PreTrainedModel) -> None:
+    from tisa.hf.places import place_vectors
+
     rows = families.table_rows(model)
     (found,) = (module for module in converted.modules() if isinstance(module, Places))
     # The places are rows of the table, which may begin with those of no position.
