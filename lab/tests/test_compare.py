@@ -77,6 +77,7 @@ def test_mistakes(tmp_path, monkeypatch):
         (["none", "--tasks", "guess"], "--tasks must be some of find"),
         (["none", "--steps", "0"], "--steps must be at least 1"),
         (["none", "--factors", "2"], "--factors must be 1 and whole numbers"),
+        (["none", "--recall-factors", "1"], "--recall-factors must be 1 and whole numbers"),
         (
             ["none", "--valid", "x.txt"],
             "--valid must be given with a text to train on (data), got x.txt",

@@ -122,7 +122,8 @@ class CompareConfig:
             )
         for name in ("factors", "recall_factors"):
             factors = getattr(sizes, name)
-            if 1 not in factors or min(factors) < 1:
+            alone = name == "recall_factors" and len(set(factors)) < 2
+            if alone or 1 not in factors or min(factors) < 1:
                 raise ValueError(f"{name} must be 1 and whole numbers above it, got {factors}")
         for name in ("probe_steps", "recall_steps", "steps", "speed_length", "speed_rounds"):
             if getattr(sizes, name) < 1:
