@@ -69,6 +69,8 @@ def maker(cls: str, config: str, sizes: dict[str, Any], **settings: Any) -> Call
     """
     make = getattr(transformers, cls)._from_config
     new = getattr(transformers, config)
+    # transformers 5.17 gives a config that is made here no token that a decoder begins with.
+    sizes = {"decoder_start_token_id": 0} | sizes if config == "T5Config" else sizes
     return lambda name: make(new(**sizes), attn_implementation=name, **settings)
 
 
