@@ -378,16 +378,18 @@ def main() -> None:
         "commit": args.commit or commit_of(HERE), "rounds": args.rounds,
         "kernels": json.loads(FITTED.read_text(encoding="utf-8"))["model"], "rows": rows,
     }  # fmt: skip
-    if args.old:
-        record["old"], record["old commit"] = other_checkout(args.old, args)
-    bad = [r for r in rows if not math.isfinite(r["x"])]
-    assert not bad, bad
-    text = table(record)
+    path = args.out / f"{record['date']}-whole-call-gpu.json"
+    for old in [None, args.old] if args.old else [None]:
+        if old:
+            record["old"], record["old commit"] = other_checkout(old, args)
+        bad = [r for r in rows if not math.isfinite(r["x"])]
+        assert not bad, bad
+        text = table(record)
+        # Before the other checkout's turn too: that one may fail.
+        if not args.rehearse:
+            path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            path.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
-    if not args.rehearse:
-        path = args.out / f"{record['date']}-whole-call-gpu.json"
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        path.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,12 @@ PYTHONPATH=.:tests:tests/ops:benchmarks:benchmarks/prototypes \
 import json
 import sys
 
-import five_products
 import smooth_tails
 import torch
-from compare import FIVES, KEYS
+from compare import KEYS
 
 from cross_compile import compiled, planned  # tests/ops
 from tisa.ops.triton import problem as problems
-from tisa.ops.triton.configs import Tiles
 from tisa.ops.triton.problem import statistics_shape
 
 
@@ -36,24 +34,6 @@ def smooth(dim: int, *, causal: bool = False, length: int = 2048):
     ]
 
 
-def five(dim: int, *, band: bool = True, tiles: Tiles | None = None, length: int = 2048):
-    """Return the launches of a backward pass of five products."""
-
-    def empty(*shape, dtype=torch.bfloat16):
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    query, key, value, output, grad = (empty(2, 4, length, dim) for _ in range(5))
-    scores = empty(4, 2 * length - 1, dtype=torch.float32)
-    ends = empty(4, 2, dtype=torch.int32) if band else None
-    if tiles is not None:
-        five_products.FIVE[dim] = tiles
-    plan = five_products.Plan(query, key, value, scores, ends, 0.125)
-    statistics = empty(*statistics_shape(query, None), dtype=torch.float32)
-    return plan.backward(
-        grad, output, statistics, (query, key, value, scores), plan.new_partial(), plan.new_turns()
-    )
-
-
 def main() -> None:
     problems.has_copy_engine = lambda device: True
     for dim in (64, 128):
@@ -63,9 +43,6 @@ def main() -> None:
             "smooth": smooth(dim),
             "smooth, causal": smooth(dim, causal=True),
         }
-        for tiles in FIVES[dim].values():
-            name = f"five {tiles.block_m} × {tiles.block_n}, {tiles.num_warps} warps"
-            calls[name] = five(dim, tiles=tiles)
         for name, (one_loop, tiles) in KEYS.items():
             if dim == 64:
                 smooth_tails.ONE_LOOP, smooth_tails.KEY[64] = one_loop, tiles

@@ -1,12 +1,11 @@
 r"""The prototypes on a GPU: right against float64 first, then timed beside what there is.
 
     PYTHONPATH=.:benchmarks:benchmarks/prototypes:tests python3 \
-        benchmarks/prototypes/compare.py {smooth,five} [--out FOLDER] [--widths 64] [--quick]
+        benchmarks/prototypes/compare.py [--out FOLDER] [--widths 64] [--quick]
 
-`smooth`: curves without a band (NearFar, KERPLE) with parabolas in place of their tails, beside the
+Curves without a band (NearFar, KERPLE) with parabolas in place of their tails, beside the
 present kernels without a band, and with the narrow band of a curve that is constant far away, which
-is what smooth tails should cost. `five`: the backward pass of five products beside the present one,
-with a band of ±64 and without scores. Both beside cuDNN without positions.
+is what smooth tails should cost; beside cuDNN without positions.
 
 One step is forward + backward with the gradient of the score vector, replayed as a CUDA graph, in
 turns; milliseconds are medians, × is against cuDNN. What is wrong is not timed. Under
@@ -24,7 +23,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import five_products
 import smooth_tails
 import torch
 import triton
@@ -49,11 +47,6 @@ KEYS = {
 FORWARDS = {
     "128 keys": Tiles(64, 128, 4, 2), "64 keys": Tiles(64, 64, 4, 2),
     "64 keys, 3 stages": Tiles(64, 64, 4, 3),
-}  # fmt: skip
-FIVES = {
-    64: {"32 × 128": Tiles(32, 128, 4, 3), "64 × 128": Tiles(64, 128, 8, 2),
-         "64 × 64": Tiles(64, 64, 4, 2, maxnreg=168)},
-    128: {"32 × 128": Tiles(32, 128, 8, 2), "64 × 64": Tiles(64, 64, 8, 2)},
 }  # fmt: skip
 
 
@@ -173,18 +166,6 @@ def fastest(times: dict[str, float]) -> tuple[str, str] | None:
     if not keys or not forwards:
         return None
     return min(keys, key=keys.__getitem__), min(forwards, key=forwards.__getitem__)
-
-
-def five_runs(dim: int, band: torch.Tensor | None) -> dict:
-    """Return the variants of five products by name."""
-
-    def run(*inputs: torch.Tensor) -> torch.Tensor:
-        return five_products.attention(*inputs, *([band] if len(inputs) == 4 else []))
-
-    return {
-        f"five, {name}": with_tiles(five_products, {"FIVE": five_products.FIVE | {dim: tiles}}, run)
-        for name, tiles in FIVES[dim].items()
-    }
 
 
 def gradients(run: Callable, case: Case, *, scores: bool = True) -> list[torch.Tensor]:
@@ -372,65 +353,16 @@ def smooth(arguments: argparse.Namespace, record: dict, dtype: torch.dtype, devi
                 save(arguments, record)
 
 
-def five(arguments: argparse.Namespace, record: dict, dtype: torch.dtype, device: str) -> None:
-    """Check and time the backward pass of five products."""
-    sound: dict[int, set[str]] = {}
-    for dim in (16,) if interpreted() else arguments.widths:
-        for length in (256,) if interpreted() else (512, 2048):
-            *qkv, grad = drawn(length, 1, dim, dtype, device)
-            torch.manual_seed(2)
-            vector = torch.randn(HEADS, 2 * length - 1, device=device)
-            band = torch.tensor([[-64, 64]] * HEADS, dtype=torch.int32, device=device)
-            runs = five_runs(64 if dim == 16 else dim, band) | {"present": present(band, False)}
-            case = Case(qkv, grad, vector, False, runs)
-            for name in runs:
-                report = wrong(name, case, band)
-                record["checks"][f"{dim} wide, n={length}, {name}"] = report
-                print(f"  {dim} wide, n={length}: {name}: {report}", flush=True)
-                if report["right"]:
-                    sound.setdefault(dim, set()).add(name)
-                elif length == 2048:
-                    sound.get(dim, set()).discard(name)
-                save(arguments, record)
-    if interpreted():
-        return
-    for dim in arguments.widths:
-        for length, batch in SIZES.items():
-            if arguments.quick and length > 8192:
-                continue
-            *qkv, grad = drawn(length, batch, dim, dtype, device)
-            vector = torch.randn(HEADS, 2 * length - 1, device=device)
-            band = torch.tensor([[-64, 64]] * HEADS, dtype=torch.int32, device=device)
-            runs = {n: r for n, r in five_runs(dim, band).items() if n in sound.get(dim, ())}
-            bare = {f"{n}, no scores": r for n, r in runs.items()}
-            runs = {
-                "cuDNN": lambda q, k, v: cudnn(q, k, v, False),
-                "present, no scores": present(None, False),
-                "present, band 64": present(band, False),
-            } | runs | bare  # fmt: skip
-            case = Case(qkv, grad, vector, False, runs)
-            keep_alike(case, "present, no scores", list(bare), scores=False)
-            keep_alike(case, "present, band 64", [n for n in runs if n[0] == "f" and n not in bare])
-            without = ("cuDNN", *(n for n in runs if n.endswith("no scores")))
-            found = graphs(case, scored=lambda name, without=without: name not in without)
-            times = medians(found)
-            title = f"n={length} b={batch} d={dim}"
-            record["times"][f"five, {title}"] = times
-            table(title, times)
-            save(arguments, record)
-
-
 def save(arguments: argparse.Namespace, record: dict) -> None:
     """Write what there is so far."""
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        path = arguments.out / f"{record['date']}-prototype-{arguments.part}.json"
+        path = arguments.out / f"{record['date']}-prototype-smooth.json"
         path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("smooth", "five"))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--widths", type=int, nargs="*", default=[64])
     parser.add_argument("--quick", action="store_true", help="without 32,768 tokens and causal")
@@ -442,7 +374,7 @@ def main() -> None:
         "torch": torch.__version__, "triton": triton.__version__, "checks": {}, "times": {},
     }  # fmt: skip
     begin = time.perf_counter()
-    {"smooth": smooth, "five": five}[arguments.part](arguments, record, dtype, device)
+    smooth(arguments, record, dtype, device)
     save(arguments, record)
     print(f"{time.perf_counter() - begin:.0f} s", flush=True)
 

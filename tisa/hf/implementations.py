@@ -7,7 +7,7 @@
 
 import math
 import sys
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from tisa.offsets import entry_of, to_matrix
 from tisa.ops import attention
 from tisa.ops.scored import worth_a_band
 from tisa.scoring import bands_of, scores_of
-from tisa.scoring.layers import kind_of
+from tisa.scoring.layers import Grouped
 from tisa.shapes import Float, Int32, Tensor
 
 Attended = tuple[Tensor, Tensor | None]
@@ -284,9 +284,10 @@ class Together:
             return None
         found = self.vectors.get((queries, keys))
         if found is None:
-            functions = self._at_hand() if self.at_once else []
-            made = scores_of(functions, queries, keys) if functions else []
-            found = self.vectors[queries, keys] = dict(zip(map(id, functions), made, strict=True))
+            found = self.vectors[queries, keys] = {}
+            if self.at_once:
+                made = scores_of(self.grouped, queries, keys)
+                found |= dict(zip(map(id, self.grouped.functions), made, strict=True))
         if not self.at_once and id(scoring) not in found:
             found[id(scoring)] = scoring(queries, keys)
         return found.get(id(scoring))
@@ -294,15 +295,14 @@ class Together:
     def band(self, scoring: Any, dtype: torch.dtype) -> Int32[Tensor, "heads 2"] | None:
         """Return the band of this scoring function; None if it has to make it alone."""
         if dtype not in self.bands:
-            functions = self._at_hand()
-            bands = bands_of(functions, dtype)
-            self.bands[dtype] = dict(zip(map(id, functions), bands, strict=True))
+            bands = bands_of(self.grouped, dtype)
+            self.bands[dtype] = dict(zip(map(id, self.grouped.functions), bands, strict=True))
         return self.bands[dtype].get(id(scoring))
 
-    def _at_hand(self) -> list[Any]:
+    @cached_property
+    def grouped(self) -> Grouped:
         """Return the functions that can be evaluated here and now, with others."""
-        functions = [s for owner in self.owners for s in owner.offset_scores]
-        return [function for function in functions if kind_of(function) is not None]
+        return Grouped(s for owner in self.owners for s in owner.offset_scores).at_hand()
 
 
 def together(module: Any) -> Together | None:

@@ -40,7 +40,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def scores_of(
-    functions: Iterable[Callable[..., Tensor]],
+    functions: "Iterable[Callable[..., Tensor]] | Grouped",
     query_length: int,
     key_length: int | None = None,
     *,
@@ -64,7 +64,7 @@ def scores_of(
             return [of_one(first)]
         return vmap(lambda each: functional_call(first, each, lengths, told))(values).unbind(0)
 
-    return _each(list(functions), of_one, of_many)
+    return _grouped(functions).each(of_one, of_many)
 
 
 # Of functions that nothing changes, for the lengths of a few calls.
@@ -97,7 +97,7 @@ def _made_once(function: Any, queries: int, keys: int | None, query_start: Any) 
 
 
 def bands_of(
-    functions: Iterable[Callable[..., Tensor]], dtype: torch.dtype
+    functions: "Iterable[Callable[..., Tensor]] | Grouped", dtype: torch.dtype
 ) -> list[Int32[Tensor, "heads 2"] | None]:
     """Return the band of each function, `function.band(dtype)`; None where it has none."""
 
@@ -120,12 +120,12 @@ def bands_of(
             of_all = vmap(lambda each: functional_call(asked, each, ()))
             return of_all({f"of.{name}": value for name, value in values.items()}).unbind(0)
 
-    return _each(list(functions), of_one, of_many)
+    return _grouped(functions).each(of_one, of_many)
 
 
 def at_hand(parameter: Tensor) -> bool:
     """Return whether this process holds all of it: FSDP gathers a layer when its turn comes."""
-    if hasattr(parameter, "device_mesh"):
+    if type(parameter) is not nn.Parameter and hasattr(parameter, "device_mesh"):
         return False
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(parameter):
         return True
@@ -134,50 +134,70 @@ def at_hand(parameter: Tensor) -> bool:
 
 
 def kind_of(function: object) -> Hashable | None:
-    """Return what functions that can be evaluated together have in common; None if none can."""
+    """Return what functions that can be evaluated together have in common; None if none can.
+
+    Every layer's function is asked in every forward pass, so this goes by what modules keep their
+    parts in: asking them by name takes the host five times as long.
+    """
     if type(function) not in OURS:
         return None
     assert isinstance(function, nn.Module)
-    parts = list(function.modules())
-    if any(getattr(part, name) for part in parts for name in HOOKS):
-        return None
-    # accelerate puts a function of its own in place of the class's.
-    if any("forward" in vars(part) for part in parts):
-        return None
+    parts: list[Any] = [function]
+    settings: list[Any] = []
+    places = set()
+    for part in parts:
+        kept = vars(part)
+        # accelerate puts a function of its own in place of the class's.
+        if any(kept[name] for name in HOOKS) or "forward" in kept:
+            return None
+        parts += kept["_modules"].values()
+        settings += [x for x in kept.items() if isinstance(x[1], (bool, int, float, str))]
+        parameters = kept["_parameters"].values()
+        if not all(map(at_hand, parameters)):
+            return None
+        places |= {(p.device, p.dtype) for p in (*parameters, *kept["_buffers"].values())}
     if isinstance(function, TISAv2) and function.training and function.kernel_dropout:
         return None
-    parameters = list(function.parameters())
-    if not all(at_hand(parameter) for parameter in parameters):
-        return None
-    settings = [
-        (name, value)
-        for part in parts
-        for name, value in vars(part).items()
-        if isinstance(value, (bool, int, float, str))
-    ]
-    places = {(p.device, p.dtype) for p in (*parameters, *function.buffers())}
-    return type(function), tuple(settings), tuple(sorted(places, key=str))
+    return type(function), tuple(settings), frozenset(places)
 
 
-def _each(
-    functions: list[Any],
-    of_one: Callable[[Any], Any],
-    of_many: Callable[[Sequence[Any]], Sequence[Any]],
-) -> list[Any]:
-    """Return something of each function, asked of those that are alike together."""
-    groups: dict[Hashable, dict[int, Any]] = {}
-    for function in functions:
-        kind = kind_of(function)
-        # By itself under a name that nothing else has.
-        key = ("alone", id(function)) if kind is None else kind
-        groups.setdefault(key, {})[id(function)] = function
-    found: dict[int, Any] = {}
-    for group in groups.values():
-        alike = list(group.values())
-        alone = kind_of(alike[0]) is None
-        answers = [of_one(alike[0])] if alone else of_many(alike)
-        found |= dict(zip(group, answers, strict=True))
-    return [found[id(function)] for function in functions]
+class Grouped:
+    """Functions, and which of them are asked together: worth keeping for one forward pass."""
+
+    def __init__(self, functions: Iterable[Any]) -> None:
+        self.functions = list(functions)
+        self.groups: dict[Hashable, dict[int, Any]] = {}
+        for function in self.functions:
+            kind = kind_of(function)
+            # By itself under a name that nothing else has.
+            key = ("alone", id(function)) if kind is None else kind
+            self.groups.setdefault(key, {})[id(function)] = function
+
+    def at_hand(self) -> "Grouped":
+        """Return those that can be evaluated with others, here and now."""
+        found = Grouped(())
+        found.groups = {k: v for k, v in self.groups.items() if not _is_alone(k)}
+        found.functions = [f for group in found.groups.values() for f in group.values()]
+        return found
+
+    def each(
+        self, of_one: Callable[[Any], Any], of_many: Callable[[Sequence[Any]], Sequence[Any]]
+    ) -> list[Any]:
+        """Return something of each function, asked of those that are alike together."""
+        found: dict[int, Any] = {}
+        for kind, group in self.groups.items():
+            alike = list(group.values())
+            answers = [of_one(alike[0])] if _is_alone(kind) else of_many(alike)
+            found |= dict(zip(group, answers, strict=True))
+        return [found[id(function)] for function in self.functions]
+
+
+def _is_alone(kind: Hashable) -> bool:
+    return isinstance(kind, tuple) and kind[0] == "alone"
+
+
+def _grouped(functions: Iterable[Any] | Grouped) -> Grouped:
+    return functions if isinstance(functions, Grouped) else Grouped(functions)
 
 
 def kernels_of(function: nn.Module, query_start: object = None) -> ModuleType | None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -64,19 +65,20 @@ def scratch_numbers(problem: Problem, wanted: Needs) -> int:
     return sum(_scratch(problem, wanted))
 
 
-def _scratch(problem: Problem, wanted: Needs) -> tuple[int, int, int]:
-    """Return the sizes of delta, the sums of diagonals, and the sums beside the band."""
+def _scratch(problem: Problem, wanted: Needs) -> tuple[int, int, int, int]:
+    """Return the sizes of delta, the sums of diagonals, those beside the band, and the shares."""
     query, key, _, scores, _ = wanted
     if problem.small and query and key:
         small = _small_tiles(problem)
         programs = problem.heads * _small_programs(problem) if scores else 0
-        return 0, programs * 2 * small.block_m, 0
+        return 0, programs * 2 * small.block_m, 0, 0
     _, rows, places = statistics_shape(problem.inputs.query, problem.inputs.cu_seqlens)
-    sums = sides = 0
+    sums = sides = shares = 0
     if scores:
-        programs = problem.heads * _query_programs(problem, True)
+        programs = _query_programs(problem, True)
         sums, sides = programs * _numbers(problem), programs * 2
-    return rows * places, sums, sides
+        shares = problem.heads if _balanced(problem) else 0
+    return rows * places, sums, sides, shares
 
 
 def backward(
@@ -93,11 +95,13 @@ def backward(
             query, key, value, gradients.scores, None if of_keys is None else of_keys.t()[None]
         )
     wanted = tuple(g is not None for g in gradients)
-    delta, sums, sides = scratch.split(_scratch(problem, wanted))  # type: ignore[arg-type]
+    delta, sums, sides, shares = scratch.split(_scratch(problem, wanted))  # type: ignore[arg-type]
     if problem.small and gradients.query is not None and gradients.key is not None:
         return _small(problem, upstream, gradients, sums)
     delta = delta.view(upstream.statistics.shape[1:])
-    launches = [_query(problem, upstream, delta, gradients, sums, sides)]
+    # Each as large as a float32.
+    ends = shares.view(torch.int32) if _balanced(problem) else None
+    launches = [_query(problem, upstream, delta, gradients, sums, sides, ends)]
     if gradients.key is not None and gradients.value is not None:
         launches.append(
             _key(problem, upstream, delta, gradients.key, gradients.value, gradients.key_scores)
@@ -106,7 +110,8 @@ def backward(
         launches.append(
             _entries(
                 problem, problem.tiles.trained.block_m, sums, sides, gradients.scores,
-                _query_programs(problem, True), both_sides=_both_sides(problem, upstream),
+                _query_programs(problem, True) // problem.heads, shares=ends,
+                both_sides=_both_sides(problem, upstream),
             )
         )  # fmt: skip
     return launches
@@ -119,6 +124,7 @@ def _query(
     gradients: Gradients,
     sums: Tensor,
     sides: Tensor,
+    shares: Tensor | None,
 ) -> Launch:
     trained = gradients.scores is not None
     tiles = _query_tiles(problem, trained)
@@ -139,10 +145,11 @@ def _query(
             None if gradients.query is None else strided(gradients.query),
             sums if trained else None,
             sides if trained and problem.inputs.band is not None else None,
+            shares if trained else None,
         ),
         counts=Counts(problem.heads, problem.count(tiles.block_m)),
         sequences=problem.sequences,
-        programs=programs,
+        programs=programs // problem.heads,
         **problem.lengths,
         FIXED=problem.fixed(
             tiles.block_m,
@@ -151,10 +158,11 @@ def _query(
             BACKWARDS=problem.inputs.right is not None,
             BOTH_SIDES=_both_sides(problem, upstream),
             PARTS=tiles.parts,
+            HEADS=triton.next_power_of_2(problem.heads) if trained and shares is not None else 0,
         ),
         **compiled_as(problem, tiles),
     )
-    return Launch(query_kernel, problem.heads * programs, arguments)
+    return Launch(query_kernel, programs, arguments)
 
 
 def _query_tiles(problem: Problem, trained: bool) -> Tiles:
@@ -167,13 +175,21 @@ def _query_tiles(problem: Problem, trained: bool) -> Tiles:
     return tiles
 
 
+def _balanced(problem: Problem) -> bool:
+    """Return whether heads share the programs of the query kernel by the width of their bands."""
+    return problem.inputs.band is not None and problem.heads > 1
+
+
 def _query_programs(problem: Problem, trained: bool) -> int:
-    """Return how many programs share the tiles of a head."""
+    """Return how many programs share the tiles of all heads."""
     items = problem.sequences * problem.count(problem.tiles.query.block_m)
     if not trained:
-        return items
-    most = max(1, MULTIPROCESSORS * _query_tiles(problem, trained).resident // problem.heads)
-    return triton.cdiv(items, triton.cdiv(items, most))
+        return problem.heads * items
+    most = MULTIPROCESSORS * _query_tiles(problem, trained).resident
+    if _balanced(problem):
+        return max(problem.heads, min(most, problem.heads * items))
+    each = max(1, most // problem.heads)
+    return problem.heads * triton.cdiv(items, triton.cdiv(items, each))
 
 
 def _numbers(problem: Problem) -> int:
@@ -224,12 +240,14 @@ def _entries(
     grad_scores: Tensor,
     programs: int,
     *,
+    shares: Tensor | None = None,
     both_sides: bool = False,
 ) -> Launch:
     """Return what adds up the programs' sums; without `sides` a sequence is one tile."""
     arguments = dict(
         sums=sums,
         sides=None if problem.inputs.band is None else sides,
+        shares=shares,
         grad_scores=grad_scores,
         # What it does not look at would only make it another kernel.
         rules=problem.rules._replace(mask=None, dropout=None),
