@@ -31,6 +31,8 @@ from tisa_lab.pretrain.model import curves, position_table
 
 RUN, RECORD, LOSSES, TABLE, MODEL = "run.json", "record.json", "losses.npy", "table.npy", "model"
 STATE, KEPT = "state.json", 2
+# In the identity of a run whose model is asked something at its end.
+EVALUATE = "evaluate"
 # Of a checkpoint: with it there is a manifest.
 KIND, FORMAT = "pretraining checkpoint", 2
 # A process that makes batches outlives a killed trainer for some seconds, and has its locks.
@@ -91,6 +93,8 @@ def differences(there: dict[str, Any], identity: dict[str, Any]) -> list[str]:
         for name, value in identity["config"].items()
         if config.get(name) != value
     ]
+    if EVALUATE in identity and EVALUATE not in there:
+        other.append("no evaluation")
     # What an earlier version did not know of a run is not compared.
     return other + [
         f"another {name}"
