@@ -18,3 +18,4 @@ for group in $AT; do
 done
 wait
 collect "$NAME"
+"$python" -m tisa_lab.cli report "$work/$NAME" || true

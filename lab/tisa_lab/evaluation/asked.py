@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from tisa.positions import resolve
 from tisa.store import told
-from tisa_lab.probes.recall import PAIRS
+from tisa_lab.probes.recall import PAIRS, RecallConfig
 
 Part = Literal["blimp", "windows", "recall"]
 # The shortest rows in which a passage of two tokens comes again.
@@ -41,8 +41,8 @@ class Asked:
     stride: int | None = None
     read_tokens: int = 100_000
     reading: tuple[str, ...] = ("rotary:scaling=yarn",)
-    recall_length: int = 128
-    recall_steps: int = 800
+    recall_length: int = RecallConfig.length
+    recall_steps: int = RecallConfig.steps
 
     def __post_init__(self) -> None:
         unknown = [part for part in self.evaluate if part not in get_args(Part)]

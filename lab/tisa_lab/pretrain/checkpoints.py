@@ -25,14 +25,13 @@ from tisa import store
 from tisa.transformer import LanguageModel
 from tisa.transformer.saving import KIND as TRANSFORMER
 from tisa.transformer.saving import save
+from tisa_lab.pretrain.asking import EVALUATE
 from tisa_lab.pretrain.batches import BEGINNING, Reading
 from tisa_lab.pretrain.corpus import Place
 from tisa_lab.pretrain.model import curves, position_table
 
 RUN, RECORD, LOSSES, TABLE, MODEL = "run.json", "record.json", "losses.npy", "table.npy", "model"
 STATE, KEPT = "state.json", 2
-# In the identity of a run whose model is asked something at its end.
-EVALUATE = "evaluate"
 # Of a checkpoint: with it there is a manifest.
 KIND, FORMAT = "pretraining checkpoint", 2
 # A process that makes batches outlives a killed trainer for some seconds, and has its locks.

@@ -17,11 +17,12 @@ import torch
 
 from tisa.store import make_folder
 from tisa_lab.executors import InProcess, Place
+from tisa_lab.pretrain.asking import Evaluate
 from tisa_lab.pretrain.checkpoints import check_run, differences
 from tisa_lab.pretrain.config import PretrainConfig, RunSettings
 from tisa_lab.pretrain.corpus import Corpus, CorpusNames
 from tisa_lab.pretrain.report import label_of, small
-from tisa_lab.pretrain.training import Evaluate, identity_of, run
+from tisa_lab.pretrain.training import identity_of, run
 from tisa_lab.sweep import JobRecord, Records, failure, run_sweep
 from tisa_lab.view import Lines, Silent, spoken
 

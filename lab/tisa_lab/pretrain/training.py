@@ -14,14 +14,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 
 from tisa.store import CODE
-from tisa.transformer import LanguageModel
-from tisa_lab.pretrain import checkpoints
+from tisa_lab.pretrain import asking, checkpoints
 from tisa_lab.pretrain.batches import (
     NO_LABEL,
     Batch,
@@ -47,29 +46,12 @@ from tisa_lab.pretrain.model import (
     precision_of,
     step_flops,
 )
-from tisa_lab.pretrain.text import Vocabulary
 from tisa_lab.record import code, surroundings
 from tisa_lab.view import Silent, spoken
 
 DEFAULTS, SILENT = RunSettings(), Silent()
 # Of the loss curve in a record.
 POINTS = 400
-
-
-@runtime_checkable
-class Evaluate(Protocol):
-    """What is asked of a trained model before its run ends."""
-
-    def identity(self) -> dict[str, Any]:
-        """Return what the answers depend on besides the run."""
-        ...
-
-    def __call__(
-        self, model: LanguageModel, config: PretrainConfig, valid: Corpus | None,
-        vocabulary: Vocabulary, *, bf16: bool,
-    ) -> dict[str, Any]:  # fmt: skip
-        """Return the answers."""
-        ...
 
 
 class Diverged(Exception):  # noqa: N818
@@ -91,7 +73,7 @@ def run(
     command: str = "",
     stop: Callable[[], bool] = lambda: False,
     save_tokenizer: Callable[[Path], None] = lambda folder: None,
-    evaluate: Evaluate | None = None,
+    evaluate: asking.Evaluate | None = None,
 ) -> dict[str, Any] | None:
     """Return the record of the finished run, also of one that was finished before.
 
@@ -108,11 +90,7 @@ def run(
         return before
     check_corpora(config, corpus, valid)
     accelerator = accelerator_for(settings, config, out)
-    if evaluate is not None and accelerator.num_processes > 1:
-        raise ValueError(
-            "evaluate: expected one process, which has the whole model, got "
-            f"{accelerator.num_processes}"
-        )
+    asking.check_processes(evaluate, accelerator.num_processes)
     with checkpoints.held(out) if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
             checkpoints.write_run(out, identity)
@@ -125,7 +103,12 @@ def run(
                 view.say(f"stopped after {step:,} steps; the same command goes on")
                 return None
             if evaluate is not None:
-                more = {"evaluated": training.evaluated(evaluate)}
+                view.say("evaluating")
+                answers = evaluate(
+                    training.plain.model, config, valid, corpus.vocabulary,
+                    bf16=accelerator.mixed_precision == "bf16",
+                )  # fmt: skip
+                more = asking.told(answers, view.say)
         except Diverged as nan:
             view.say(str(nan), wrong=True)
             more = {"diverged": {"step": nan.step}}
@@ -158,11 +141,11 @@ def identity_of(
     corpus: Corpus,
     valid: Corpus | None,
     settings: RunSettings,
-    evaluate: Evaluate | None = None,
+    evaluate: asking.Evaluate | None = None,
 ) -> dict[str, Any]:
     """Return all that the numbers of a run depend on."""
     return {
-        **({} if evaluate is None else {checkpoints.EVALUATE: evaluate.identity()}),
+        **({} if evaluate is None else {asking.EVALUATE: evaluate.identity()}),
         "config": config.to_dict(),
         "corpus": corpus.fingerprint,
         "corpus_sha256": corpus.sha256,
@@ -190,7 +173,7 @@ class Training:
     ) -> None:
         self.accelerator, self.config, self.corpus, self.out = accelerator, config, corpus, out
         self.settings, self.view, self.began = settings, view, time.monotonic()
-        self.identity, self.valid = identity, valid
+        self.identity = identity
         processes, device = accelerator.num_processes, accelerator.device
         micro = micro_batches(config, corpus, settings, processes)
         self.share = Share(accelerator.process_index, processes, micro)
@@ -345,18 +328,6 @@ class Training:
             accelerator.log({"validation_loss": loss}, step=step)
             seen["loss"] = loss
         self.progress.evaluations.append(seen | {"position": observed(self.plain.model)})
-
-    def evaluated(self, evaluate: Evaluate) -> dict[str, Any]:
-        """Return what the trained model answers, in the precision of the run."""
-        self.view.say("evaluating")
-        answers = evaluate(
-            self.plain.model, self.config, self.valid, self.corpus.vocabulary,
-            bf16=self.accelerator.mixed_precision == "bf16",
-        )  # fmt: skip
-        for name, answer in answers.items():
-            if "failed" in answer:
-                self.view.say(f"{name}: {answer['failed']}", wrong=True)
-        return answers
 
     def save(self) -> None:
         """Write a checkpoint; the run goes on while it is proved."""
