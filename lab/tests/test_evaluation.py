@@ -16,10 +16,13 @@ from tisa.transformer import LanguageModel, TransformerConfig, load
 from tisa_lab.evaluation.asked import Asked
 from tisa_lab.evaluation.blimp import Paradigm, log_probabilities, preferred, read, tokens_of
 from tisa_lab.evaluation.copying import PASSAGE, copied, made
+from tisa_lab.evaluation.evaluating import Evaluation
 from tisa_lab.extrapolation.measuring import measured
 from tisa_lab.extrapolation.windows import long_documents
-from tisa_lab.pretrain.corpus import StreamedCorpus, head
+from tisa_lab.pretrain.config import PretrainConfig
+from tisa_lab.pretrain.corpus import CorpusNames, StreamedCorpus, head
 from tisa_lab.pretrain.text import Bytes, Source
+from tisa_lab.probes.recall import SYMBOLS
 
 VOCABULARY = Bytes.vocabulary
 
@@ -168,6 +171,8 @@ def test_a_grid_asks_each_model_and_keeps_what_it_said(files):
     line = [str(word) for word in words(files, *more, "--out", out)]
     first = command.lab(line)
     assert first.exit_code == 0, first.stderr
+    assert "; blimp " in first.stderr
+    assert "FAILED" not in first.stderr
     kept = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
     found = {one["config"]["position"]: one["evaluated"] for one in kept}
     assert kept[0]["evaluate"]["blimp_pairs"] == 1000
@@ -222,3 +227,26 @@ def test_what_cannot_be_asked_is_said_before_training(files, monkeypatch):
         assert not (files / "new").exists()
     with pytest.raises(ValueError, match="windows and recall need held-out documents"):
         Asked(("windows",)).check(has_valid=False, objective="causal", longest=512)
+
+
+def test_a_part_that_fails_does_not_lose_the_run(files, monkeypatch):
+    def broken(*arguments, **options):
+        raise torch.OutOfMemoryError("no memory\nmore")
+
+    monkeypatch.setattr("tisa_lab.evaluation.evaluating.copied", broken)
+
+    def learned(model, recipe, device):
+        assert (model.config.position, model.config.windows) == (config.position, (None, 8))
+        assert (model.config.hidden_size, model.config.vocab_size) == (recipe.hidden_size, SYMBOLS)
+        return [{"task": "recall", "seed": recipe.seed}]
+
+    monkeypatch.setattr("tisa_lab.evaluation.evaluating.learned", learned)
+    monkeypatch.setattr(Evaluation, "_documents", lambda *a: [])
+    config = PretrainConfig(objective="causal", position="rotary:base=50+none", window="none+8",
+                            hidden_size=16, num_attention_heads=2, seed=3)  # fmt: skip
+    asked = Evaluation(Asked(("recall",)), CorpusNames())
+    model = LanguageModel(config.transformer(260))
+    valid = StreamedCorpus(Source((str(files / "valid.txt"),)), Bytes())
+    found = asked(model, config, valid, VOCABULARY, bf16=False)
+    assert found.pop("seconds").keys() == found.keys()
+    assert found == {"copying": {"failed": "no memory"}, "recall": [{"task": "recall", "seed": 3}]}

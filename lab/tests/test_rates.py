@@ -114,6 +114,7 @@ def test_tables_figure_and_command(tmp_path):
         "| rotary | 90 | 40 | 90 | 40 |",
         "| absolute | 90 | – | 90 | – |",
         "| rotary | 25.0 (-0.50) | – |",
+        "- none, rate 0.002, seed 0, recall: no memory",
     ):
         assert line in text, line
     drawn = figure(curves)

@@ -13,6 +13,7 @@ from typing import Any
 
 from tisa.transformer.before import BEFORE_3
 from tisa.transformer.config import SOURCE
+from tisa_lab.pretrain.asking import EVALUATED
 from tisa_lab.pretrain.report import label_of
 
 # Before this day some defaults were others, and records did not name them.
@@ -74,7 +75,7 @@ class Curve:
 
     def answers(self, part: str) -> list[Any]:
         """Return what each seed at the best rate answered of a part of its evaluation."""
-        found = [record.get("evaluated", {}).get(part) for record in self.runs[self.best]]
+        found = [record.get(EVALUATED, {}).get(part) for record in self.runs[self.best]]
         return [one for one in found if one is not None and "failed" not in one]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from tisa_lab.evaluation.rates import Curve, gate
 from tisa_lab.extrapolation.report import shown
+from tisa_lab.pretrain.asking import EVALUATED
 from tisa_lab.tables import markdown
 
 WITHIN = (0.02, 0.1)
@@ -22,7 +23,22 @@ def page(curves: list[Curve]) -> str:
         heads, rows = made(curves)
         if rows:
             parts += ["", f"## {title}", "", markdown(heads, rows)]
+    wrong = failed(curves)
+    if wrong:
+        parts += ["", "## What failed", "", *(f"- {line}" for line in wrong)]
     return "\n".join(parts) + "\n"
+
+
+def failed(curves: list[Curve]) -> list[str]:
+    """Return which part of which model's evaluation failed, and why."""
+    return sorted(
+        f"{curve.label}, rate {rate:g}, seed {record['config']['seed']}, {part}: {answer['failed']}"
+        for curve in curves
+        for rate, some in curve.runs.items()
+        for record in some
+        for part, answer in record.get(EVALUATED, {}).items()
+        if "failed" in answer
+    )
 
 
 def by_rate(curves: list[Curve]) -> Table:

@@ -17,7 +17,7 @@ import torch
 
 from tisa.store import make_folder
 from tisa_lab.executors import InProcess, Place
-from tisa_lab.pretrain.asking import Evaluate
+from tisa_lab.pretrain.asking import EVALUATED, Evaluate
 from tisa_lab.pretrain.checkpoints import check_run, differences
 from tisa_lab.pretrain.config import PretrainConfig, RunSettings
 from tisa_lab.pretrain.corpus import Corpus, CorpusNames
@@ -230,4 +230,7 @@ def _result(record: dict[str, Any]) -> str:
         return f"diverged: no number at step {record['diverged']['step']:,}"
     loss = record["evaluations"][-1].get("loss")
     told = "" if loss is None else f"validation loss {loss:.4f}, "
-    return f"{told}{spoken(record['seconds'])}"
+    asked = record.get(EVALUATED, {})
+    parts = (f"{name} {spoken(seconds)}" for name, seconds in asked.get("seconds", {}).items())
+    failed = (f"{name} FAILED: {one['failed']}" for name, one in asked.items() if "failed" in one)
+    return "; ".join([f"{told}{spoken(record['seconds'])}", *parts, *failed])
