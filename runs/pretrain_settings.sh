@@ -33,14 +33,32 @@ encoder="$common --hidden-size 384 --num-attention-heads 6 --embedding-size 384 
 # 16.6 M: ALBERT's embeddings.
 decoder="$common --hidden-size 512 --num-attention-heads 8 --embedding-size 128 --objective causal --lengths 512 \
   --batch-tokens ${BATCH_TOKENS:-16384} --steps ${STEPS:-2000} --evaluate-every ${EVERY:-500}"
+# What every trained model is asked before its run ends; EVALUATE= asks nothing.
+asked=
+if [ -n "${EVALUATE=}" ]; then
+  asked="--evaluate $EVALUATE --reading rotary:scaling=yarn,rotary:scaling=ntk"
+  case $EVALUATE in *blimp*) asked="$asked --blimp $carried/blimp.json.xz" ;; esac
+fi
 extra=${EXTRA:-}                   # further options, for a rehearsal on a CPU: see docs/pretraining.md
 # train FOLDER OPTIONS…: a grid in $work/FOLDER, its small results in $out. What an earlier piece left there as FOLDER.jsonl
 # and is given back in carry/ is not trained again.
 train() {
   local name=$1; shift
+  begin "$name"
+  grid "$name" "$jobs" "$@"
+  collect "$name"
+}
+begin() {                          # begin FOLDER
+  local name=$1
   mkdir -p "$work/$name"
   [ -f "$work/$name/records.jsonl" ] || cp "$carried/$name.jsonl" "$work/$name/records.jsonl" 2>/dev/null || true
-  "$python" -m tisa_lab.cli pretrain --out "$work/$name" --executor pool --workers "$jobs" --max-seconds "$seconds" "$@" $extra || true
+}
+grid() {                           # grid FOLDER JOBS OPTIONS…: several may share a folder, side by side
+  local name=$1 workers=$2; shift 2
+  "$python" -m tisa_lab.cli pretrain --out "$work/$name" --executor pool --workers "$workers" --max-seconds "$seconds" "$@" $extra || true
+}
+collect() {                        # collect FOLDER
+  local name=$1
   cp "$work/$name/records.jsonl" "$out/$name.jsonl" || true
   (cd "$work/$name" && find . -name '*.json' -o -name records.jsonl -o -name losses.npy -o -name table.npy -o -name log.txt) |
     grep -v -e /checkpoints/ -e /model/ | tar czf "$out/$name.tar.gz" -C "$work/$name" -T -

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from tisa.store import check_new_folder
+from tisa_lab.evaluation.asked import Asked
 from tisa_lab.executors import Place
 from tisa_lab.pretrain.config import RECORDS, Grid, RunSettings
 from tisa_lab.pretrain.corpus import CorpusNames
 
-GRID, SETTINGS, NAMES, HERE = Grid(), RunSettings(), CorpusNames(), Place()
+GRID, SETTINGS, NAMES, HERE, NOTHING = Grid(), RunSettings(), CorpusNames(), Place(), Asked()
 
 
 def command(
@@ -21,6 +22,7 @@ def command(
     grid: Grid = GRID,
     settings: RunSettings = SETTINGS,
     place: Place = HERE,
+    asked: Asked = NOTHING,
     prepare: Path | None = None,
     min_tokens: int = 0,
     max_tokens: int | None = None,
@@ -38,7 +40,9 @@ def command(
     `tisa-lab pretrain --data wiki.txt.xz --tokenizer spiece.model --prepare wiki`,
     `accelerate launch -m tisa_lab.cli pretrain --data wiki --position rotary --bf16 --out rotary`,
     `tisa-lab pretrain --data wiki --position tisa,alibi --learning-rate 1e-3,2e-3 --seeds 3
-    --executor pool --workers 6 --out grid`
+    --executor pool --workers 6 --out grid`,
+    `tisa-lab pretrain --data wiki --valid wiki-valid --objective causal --out run
+    --evaluate blimp,windows,recall --blimp blimp.json.xz`
 
     Args:
         names: The corpus.
@@ -47,6 +51,7 @@ def command(
         valid: Held-out documents: a file or a prepared folder.
         out: Folder of the run, or of the grid.
         place: Where the runs of a grid are done; a Ray cluster must share the folder.
+        asked: What every trained model is asked before its run ends.
         prepare: Only cut the corpus into tokens, into this folder, for --data.
         min_tokens: With --prepare: no shorter documents.
         max_tokens: With --prepare: only documents below it.
@@ -74,6 +79,12 @@ def command(
     held_out = None if valid is None else names.beside(valid)
     check_settings(settings)
     check_corpora(grid, corpus, held_out)
+    evaluate = None
+    if asked.evaluate:
+        from tisa_lab.evaluation.evaluating import Evaluation
+
+        evaluate = Evaluation(asked, names)
+        evaluate.check(grid, held_out, corpus.vocabulary)
     several = len(configs) > 1 or place.executor != "in-process" or (out / RECORDS).exists()
     if dry_run:
         from tisa_lab.pretrain.grid import Run
@@ -82,7 +93,7 @@ def command(
         for config in configs:
             key = Run(config).key
             check_run(out / key if several else out,
-                      identity_of(config, corpus, held_out, settings))  # fmt: skip
+                      identity_of(config, corpus, held_out, settings, evaluate))  # fmt: skip
             lines += [f"run {key}"] * several
         print(json.dumps(lines, ensure_ascii=False) if as_json else "\n".join(lines))
         return
@@ -93,7 +104,7 @@ def command(
 
             failed: Any = run_grid(
                 configs, out, names, valid=valid, settings=settings, place=place, view=view,
-                command=command_line(), stop=stopping,
+                command=command_line(), stop=stopping, evaluate=evaluate,
             )  # fmt: skip
             lines = (out / RECORDS).read_text().splitlines() if (out / RECORDS).exists() else []
             shown = f"[{','.join(lines)}]"
@@ -101,6 +112,7 @@ def command(
             record = run(
                 configs[0], corpus, out, valid=held_out, settings=settings, view=view,
                 command=command_line(), stop=stopping, save_tokenizer=save_tokenizer,
+                evaluate=evaluate,
             )  # fmt: skip
             failed = record is not None and "diverged" in record
             shown = "" if record is None else json.dumps(record, ensure_ascii=False)

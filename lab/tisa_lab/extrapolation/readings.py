@@ -32,26 +32,10 @@ def readings_of(
     for folder, (model, config, _) in zip(runs, loaded, strict=True):
         found.append((folder, model, config))
         for text, chosen in asked.items():
-            own = resolve(model.config.position)
-            members = own.method.options.get("members", ())
-            if chosen.position not in (own.position, *(member.position for member in members)):
-                continue
-            used.add(text)
-            options = _filled(chosen, trained_at, longest)
-            other: dict[str, Any] = {}
-            told: dict[str, Any] = {}
-            if members:
-                other["position"] = told["position"] = "+".join(
-                    _with(member, options).label
-                    if member.position == chosen.position
-                    else member.label
-                    for member in members
-                )
-            else:
-                # A model that was saved before a default changed has options that its run has not.
-                other["position_options"] = {**model.config.position_options, **options}
-                told["position_options"] = {**config["position_options"], **options}
-            found.append((folder, _read_with(model, other, text), config | told))
+            read = read_as(model, config, text, chosen, trained_at, longest)
+            if read is not None:
+                used.add(text)
+                found.append((folder, *read))
     for text, chosen in asked.items():
         if text not in used:
             methods = ", ".join(sorted({config["position"] for _, config, _ in loaded}))
@@ -65,6 +49,37 @@ def readings_of(
                 f"reading: expected other options than those of the runs, got {name[0]} twice"
             )
     return found
+
+
+def read_as(
+    model: LanguageModel,
+    config: dict[str, Any],
+    text: str,
+    chosen: Chosen,
+    trained_at: int,
+    longest: int,
+) -> tuple[LanguageModel, dict[str, Any]] | None:
+    """Return a model with the options of a reading, and its run's config with them.
+
+    None where the reading is of another method. `text` is how it was asked for.
+    """
+    own = resolve(model.config.position)
+    members = own.method.options.get("members", ())
+    if chosen.position not in (own.position, *(member.position for member in members)):
+        return None
+    options = _filled(chosen, trained_at, longest)
+    other: dict[str, Any] = {}
+    told: dict[str, Any] = {}
+    if members:
+        other["position"] = told["position"] = "+".join(
+            _with(member, options).label if member.position == chosen.position else member.label
+            for member in members
+        )
+    else:
+        # A model that was saved before a default changed has options that its run has not.
+        other["position_options"] = {**model.config.position_options, **options}
+        told["position_options"] = {**config["position_options"], **options}
+    return _read_with(model, other, text), config | told
 
 
 def _with(member: Chosen, options: dict[str, Any]) -> Chosen:

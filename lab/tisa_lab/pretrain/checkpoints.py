@@ -25,6 +25,7 @@ from tisa import store
 from tisa.transformer import LanguageModel
 from tisa.transformer.saving import KIND as TRANSFORMER
 from tisa.transformer.saving import save
+from tisa_lab.pretrain.asking import EVALUATE
 from tisa_lab.pretrain.batches import BEGINNING, Reading
 from tisa_lab.pretrain.corpus import Place
 from tisa_lab.pretrain.model import curves, position_table
@@ -91,6 +92,8 @@ def differences(there: dict[str, Any], identity: dict[str, Any]) -> list[str]:
         for name, value in identity["config"].items()
         if config.get(name) != value
     ]
+    if EVALUATE in identity and EVALUATE not in there:
+        other.append("no evaluation")
     # What an earlier version did not know of a run is not compared.
     return other + [
         f"another {name}"

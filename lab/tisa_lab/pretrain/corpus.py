@@ -352,10 +352,14 @@ class CorpusNames:
 
     def beside(self, name: str) -> Corpus:
         """Return another corpus, cut with the same tokenizer where it is text."""
-        tokenizer, folder = self.tokenizer, self._folder
-        if tokenizer is None and folder is not None and not Path(name).is_dir():
-            tokenizer = str(folder / TOKENIZER)
+        tokenizer = self.tokenizer if Path(name).is_dir() else self.tokenizer_name()
         return replace(self, data=[name], dataset=None, tokenizer=tokenizer).open()[0]
+
+    def tokenizer_name(self) -> str | None:
+        """Return the name of the tokenizer, a prepared folder's own among them."""
+        folder = self._folder
+        own = None if folder is None else str(folder / TOKENIZER)
+        return self.tokenizer if self.tokenizer is not None else own
 
     def prepare(
         self, folder: Path, *, min_tokens: int = 0, max_tokens: int | None = None

@@ -17,6 +17,7 @@ import torch
 
 from tisa.store import make_folder
 from tisa_lab.executors import InProcess, Place
+from tisa_lab.pretrain.asking import EVALUATED, Evaluate
 from tisa_lab.pretrain.checkpoints import check_run, differences
 from tisa_lab.pretrain.config import PretrainConfig, RunSettings
 from tisa_lab.pretrain.corpus import Corpus, CorpusNames
@@ -106,6 +107,7 @@ class Work:
     settings: RunSettings
     command: str
     stop: Callable[[], bool]
+    evaluate: Evaluate | None = None
 
     def __call__(self, job: Run) -> RunRecord | None:
         """Return the record, or None where the run was told to stop."""
@@ -116,6 +118,7 @@ class Work:
             record = run(
                 job.config, corpus, folder, valid=valid, settings=self.settings, view=Lines(file),
                 command=self.command, stop=self.stop, save_tokenizer=save_tokenizer,
+                evaluate=self.evaluate,
             )  # fmt: skip
         return None if record is None else RunRecord(record)
 
@@ -137,6 +140,7 @@ def run_grid(
     view: Silent,
     command: str = "",
     stop: Callable[[], bool] = lambda: False,
+    evaluate: Evaluate | None = None,
 ) -> list[tuple[Run, Exception]]:
     """Train what the folder has no record of; return the runs that failed, with the reason.
 
@@ -161,7 +165,7 @@ def run_grid(
         alone = place.executor == "in-process"
         work = Work(
             out, names, valid, replace(settings, max_seconds=None), command,
-            (lambda: stop() or told()) if alone else told,
+            (lambda: stop() or told()) if alone else told, evaluate,
         )  # fmt: skip
         _check(records, runs, work)
         executor = place.elsewhere(work, use_gpu=settings.device != "cpu") or InProcess(work)
@@ -171,7 +175,10 @@ def run_grid(
 def _check(records: Records[RunRecord], runs: Sequence[Run], work: Work) -> None:
     """Refuse a folder in which a run of the same name has other options or data."""
     corpus, valid, _ = work.corpora()
-    asked = {job.key: identity_of(job.config, corpus, valid, work.settings) for job in runs}
+    asked = {
+        job.key: identity_of(job.config, corpus, valid, work.settings, work.evaluate)
+        for job in runs
+    }
     for name, identity in asked.items():
         check_run(work.out / name, identity)
     for record in records.all():
@@ -223,4 +230,7 @@ def _result(record: dict[str, Any]) -> str:
         return f"diverged: no number at step {record['diverged']['step']:,}"
     loss = record["evaluations"][-1].get("loss")
     told = "" if loss is None else f"validation loss {loss:.4f}, "
-    return f"{told}{spoken(record['seconds'])}"
+    asked = record.get(EVALUATED, {})
+    parts = (f"{name} {spoken(seconds)}" for name, seconds in asked.get("seconds", {}).items())
+    failed = (f"{name} FAILED: {one['failed']}" for name, one in asked.items() if "failed" in one)
+    return "; ".join([f"{told}{spoken(record['seconds'])}", *parts, *failed])

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from tisa.store import CODE
-from tisa_lab.pretrain import checkpoints
+from tisa_lab.pretrain import asking, checkpoints
 from tisa_lab.pretrain.batches import (
     NO_LABEL,
     Batch,
@@ -73,14 +73,16 @@ def run(
     command: str = "",
     stop: Callable[[], bool] = lambda: False,
     save_tokenizer: Callable[[Path], None] = lambda folder: None,
+    evaluate: asking.Evaluate | None = None,
 ) -> dict[str, Any] | None:
     """Return the record of the finished run, also of one that was finished before.
 
     A run that was interrupted goes on from its last checkpoint. None: it was told to `stop`, or
     `settings.max_seconds` are over; the checkpoint is written. The record of a run whose loss
-    became no number has the step at which it did, as `diverged`, and no model beside it.
+    became no number has the step at which it did, as `diverged`, and no model beside it. What
+    `evaluate` answers is `evaluated` in the record.
     """
-    identity = identity_of(config, corpus, valid, settings)
+    identity = identity_of(config, corpus, valid, settings, evaluate)
     checkpoints.check_run(out, identity)
     before = checkpoints.finished(out, identity)
     if before is not None:
@@ -88,20 +90,28 @@ def run(
         return before
     check_corpora(config, corpus, valid)
     accelerator = accelerator_for(settings, config, out)
+    asking.check_processes(evaluate, accelerator.num_processes)
     with checkpoints.held(out) if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
             checkpoints.write_run(out, identity)
         accelerator.wait_for_everyone()
         training = Training(accelerator, config, corpus, out, valid, settings, view, identity)
-        diverged: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         try:
             if not training.train(stop):
                 step = training.progress.step
                 view.say(f"stopped after {step:,} steps; the same command goes on")
                 return None
+            if evaluate is not None:
+                view.say("evaluating")
+                answers = evaluate(
+                    training.plain.model, config, valid, corpus.vocabulary,
+                    bf16=accelerator.mixed_precision == "bf16",
+                )  # fmt: skip
+                more = asking.told(answers, view.say)
         except Diverged as nan:
             view.say(str(nan), wrong=True)
-            diverged = {"diverged": {"step": nan.step}}
+            more = {"diverged": {"step": nan.step}}
         except torch.OutOfMemoryError as full:
             tokens = config.batch_tokens // training.share.processes // training.share.micro
             raise ValueError(
@@ -113,7 +123,7 @@ def run(
             raise lost_process(wrong, step, last, training.share) from wrong
         finally:
             training.writer.settle()
-        record = training.record(identity, command) | diverged
+        record = training.record(identity, command) | more
         checkpoints.write_outcome(
             accelerator, training.prepared, training.model, record, training.losses, out,
             save_tokenizer,
@@ -127,10 +137,15 @@ def run(
 
 
 def identity_of(
-    config: PretrainConfig, corpus: Corpus, valid: Corpus | None, settings: RunSettings
+    config: PretrainConfig,
+    corpus: Corpus,
+    valid: Corpus | None,
+    settings: RunSettings,
+    evaluate: asking.Evaluate | None = None,
 ) -> dict[str, Any]:
     """Return all that the numbers of a run depend on."""
     return {
+        **({} if evaluate is None else {asking.EVALUATE: evaluate.identity()}),
         "config": config.to_dict(),
         "corpus": corpus.fingerprint,
         "corpus_sha256": corpus.sha256,

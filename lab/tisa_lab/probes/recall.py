@@ -39,6 +39,7 @@ PAIRS = 4
 RECALLS = {"recall": PAIRS, "passkey": 1}
 # Tokens: values, then keys, then noise.
 VALUES, KEYS, NOISE = 16, 16, 16
+SYMBOLS = VALUES + KEYS + NOISE
 # How much larger the embeddings begin than in the other models here.
 LARGER = 8.0
 # Every method of the encoders' race, and the gates, which are for decoders alone.
@@ -124,9 +125,15 @@ def run_recall(
 
 def run(config: RecallConfig, method: str, device: torch.device) -> list[dict[str, Any]]:
     """Return a row for each task: accuracy by length, the last loss and the time of the model."""
-    began = time.monotonic()
     torch.manual_seed(config.seed)
-    model = config.model(method, VALUES + KEYS + NOISE, is_causal=True)
+    return learned(config.model(method, SYMBOLS, is_causal=True), config, device)
+
+
+def learned(
+    model: LanguageModel, config: RecallConfig, device: torch.device
+) -> list[dict[str, Any]]:
+    """Return the same for a new decoder of `SYMBOLS` tokens, which is trained."""
+    began = time.monotonic()
     with torch.no_grad():
         model.transformer.embeddings.weight.mul_(LARGER)
     before = Before(model).to(device)
@@ -136,13 +143,13 @@ def run(config: RecallConfig, method: str, device: torch.device) -> list[dict[st
         return pairs(config.batch_size, length, generator)
 
     loss = train(model, config, batch, device, beside=before)
+    asked = {
+        task: answered(model, config, partial(pairs, count=count), device)
+        for task, count in RECALLS.items()
+    }
     shared = {
         "loss": loss,
         "positional_parameters": model.transformer.num_parameters()[0],
         "seconds": time.monotonic() - began,
     }
-    return [
-        {"task": task, "accuracy": answered(model, config, partial(pairs, count=count), device)}
-        | shared
-        for task, count in RECALLS.items()
-    ]
+    return [{"task": task, "accuracy": accuracy} | shared for task, accuracy in asked.items()]
