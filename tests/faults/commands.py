@@ -223,6 +223,8 @@ COMMANDS = (
             (glue, f"{GLUE} --seeds 1")),
     Command("convert", "tisa convert model --out converted --text text.txt", ("converted/*",),
             (texts,)),
+    Command("convert, with a report", "tisa convert model --out converted --text text.txt "
+            "--positions extend --report", ("converted/*",), (texts,)),
     Command("tisa.hf.distil", distilled, ("../distilled.json",)),
     Command("analyze", "tisa analyze model --out analysis", ("analysis/*",), (texts,)),
     Command("criteria", "tisa-lab criteria --methods absolute --out criteria", ("criteria/*",)),
