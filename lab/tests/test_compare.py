@@ -11,10 +11,14 @@ import command
 from own_methods import FUNCTION, forget
 from page_numbers import NODE, scripts_tell
 from tisa.positions import METHODS
+from tisa_lab.compare import comparing
 from tisa_lab.compare.page import cells, header, markdown
 from tisa_lab.compare.reckoning import check_affordable
 from tisa_lab.compare.settings import SIZES, CompareConfig
 from tisa_lab.compare.text import made_up
+from tisa_lab.executors import Place
+from tisa_lab.pretrain.corpus import CorpusNames
+from tisa_lab.pretrain.grid import Run
 
 FEW = ["--recall-steps", "1", "--recall-factors", "1,2", "--probe-steps", "2", "--probe-length",
        "12", "--tasks", "find", "--steps", "3", "--length", "32", "--batch-tokens", "256",
@@ -108,6 +112,18 @@ def test_the_large_form_is_refused_without_a_gpu_unless_the_device_was_asked_for
     assert len(told) == 1
     with pytest.raises(ValueError, match="size must be small or large, got 'huge'"):
         CompareConfig(size="huge")
+
+
+def test_a_language_model_that_failed_is_named_with_what_to_do(tmp_path, monkeypatch):
+    config = CompareConfig(others=("none",), length=32, steps=1, factors=(1,), batch_tokens=32)
+    text = comparing._Text(tmp_path, CorpusNames(), None, config.sizes(), 0)
+
+    def broken(configs, *_, **__):
+        return [(Run(one), OSError("no space left")) for one in configs]
+
+    monkeypatch.setattr(comparing, "run_grid", broken)
+    with pytest.raises(ValueError, match=r"none.* no space left; the same command tries it again"):
+        comparing._language_models(("none",), tmp_path, text, config, Place(), "cpu", print)
 
 
 def test_the_text_is_the_same_for_a_seed_and_a_sentence_begins_with_the_last_person():

@@ -223,6 +223,8 @@ COMMANDS = (
             (glue, f"{GLUE} --seeds 1")),
     Command("convert", "tisa convert model --out converted --text text.txt", ("converted/*",),
             (texts,)),
+    Command("convert, with a report", "tisa convert model --out converted --text text.txt "
+            "--positions extend --report", ("converted/*",), (texts,)),
     Command("tisa.hf.distil", distilled, ("../distilled.json",)),
     Command("analyze", "tisa analyze model --out analysis", ("analysis/*",), (texts,)),
     Command("criteria", "tisa-lab criteria --methods absolute --out criteria", ("criteria/*",)),
@@ -231,6 +233,12 @@ COMMANDS = (
     Command("recall", "tisa-lab recall --methods none --steps 2 --length 24 --factors 1 --asked 4 "
             "--batch-size 4 --hidden-size 16 --num-hidden-layers 1 --num-attention-heads 2 "
             "--out recall", ("recall/*",)),
+    Command("compare", "tisa-lab compare alibi --others none --recall-steps 1 --recall-factors 1,2 "
+            "--probe-steps 1 --probe-length 12 --tasks find --steps 2 --length 32 "
+            "--batch-tokens 256 --hidden-size 16 --num-attention-heads 2 --num-hidden-layers 1 "
+            "--speed-length 32 --speed-rounds 1 --search-steps 1 --device cpu --out compare",
+            ("compare/*.*", "compare/runs/probes/records.jsonl", "compare/runs/*/record.json",
+             "compare/runs/*/losses.npy", "compare/runs/*/model/*")),
     Command("extrapolate", "tisa-lab extrapolate run --data valid.txt --lengths 8,16 --out far",
             ("far/*",), (corpus, PRETRAIN)),
     Command("demo", demo, ("demo/demo.json", "demo/index.html")),

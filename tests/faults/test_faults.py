@@ -23,7 +23,7 @@ from tisa import store
 from tisa.cli import PROGRAM
 from tisa.store.repair import repaired
 from tisa.transformer import LanguageModel, TransformerConfig, load, save
-from trial import REMEDY
+from trial import REMEDY, Reference, leaves
 
 ROOT = Path(__file__).parents[2]
 SIZES = dict(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
@@ -201,6 +201,25 @@ def test_a_disk_keeps_what_was_flushed(tmp_path):
     do("create", "a/b", "", 0, b"")
     do("exchange", "a", "old", 0, b"")
     assert left() == [{"old": b"new"}, *[{"a": b"new", "old": None, "old/b": b""}] * 2]
+
+
+PAGE = """<thead><tr><th>method</th><th>loss</th><th>time</th></tr></thead>
+<tr class="ours"><td>none</td><td>2.500</td><td>{}</td></tr>
+<thead><tr><th>method</th><th>right</th><th>wrong</th></tr></thead>
+<tr><td>none</td><td>1</td><td>{}</td></tr>
+<p>{}, torch 2</p>
+"""
+
+
+def test_a_page_is_compared_without_its_date_commit_and_measured_times(tmp_path):
+    def left(time, wrong, made):
+        (tmp_path / "page.html").write_text(PAGE.format(time, wrong, made))
+        (tmp_path / "page.md").write_text(f"| loss | time |\n|---|---|\n| 2.5 | {time} |\n")
+        return leaves(tmp_path, ("*",))
+
+    reference = Reference.of([left("1.00", 3, "2026-11-19, commit 55bce80")] * 2)
+    assert not reference.differences(left("2.41", 3, "2026-11-20, commit 4f75df1"))
+    assert reference.differences(left("1.00", 4, "2026-11-19, commit 55bce80")) == ["page.html:3"]
 
 
 def part(found, not_begun=(), commit="1"):

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ REMEDY = re.compile(r"; |\b(start|make|name|remove|take|wait|free|upgrade|downlo
 # number where one of them was done before.
 TIMED = re.compile(r"second|speed|date|sha256|size|blocks|commit| code\b|surroundings stacked$")
 SECONDS = re.compile(r"\d (s|ms|min|seconds)\b")
+# In a page or a table: where and when it was made, and the cells under "time".
+MADE = re.compile(r"\d{4}-\d\d-\d\d, commit \w+")
+CELL = re.compile(r"\s*(?:\||</?t[dh]>)\s*")
 TEXTS = (".md", ".html", ".tex", ".csv", ".py", ".txt", ".svg")
 
 
@@ -102,10 +105,25 @@ def _of_file(path: Path, name: str) -> Leaves:
             lines.sort(key=lambda record: str([record.get(k) for k in ("key", "cell", "config")]))
             return _flat(lines, name)
         if path.suffix in TEXTS:
-            return {f"{name}:{n}": line for n, line in enumerate(content.decode().splitlines())}
+            return {f"{name}:{n}": line for n, line in enumerate(_lines(content.decode()))}
     except ValueError:
         pass
     return {name: hashlib.sha256(content).hexdigest()}
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield a text's lines without date, commit and measured times."""
+    times = None
+    for line in text.splitlines():
+        cells = CELL.split(line)
+        if "time" in cells:
+            times = cells.index("time"), len(cells)
+        elif "<th>" in line:
+            times = None
+        elif times and len(cells) == times[1]:
+            cells[times[0]] = "measured"
+            line = "|".join(cells)
+        yield MADE.sub("made", line)
 
 
 def _flat(value: Any, name: str) -> Leaves:

@@ -391,6 +391,17 @@ def test_what_cannot_be_measured_is_written_all_the_same(encoder, tmp_path):
     assert (tmp_path / "broken" / "model.safetensors").is_file()
 
 
+def test_a_page_that_cannot_be_written_leaves_no_model_without_it(encoder, tmp_path):
+    # The folder would be refused when the same command is started again.
+    def full(done, folder):
+        assert (folder / "model.safetensors").is_file()
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        convert_folder(str(encoder), tmp_path / "out", init="zero", texts=lines(), finish=full)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_texts_are_measured_without_a_token_to_pad_with(encoder):
     model, tokenizer, _ = load_stock(str(encoder))
     wanted = measure.embeddings(model, tokenizer, lines(5))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from tisa.cli.options import KeywordsOf
 from tisa.store import alone, check_new_folder
 
-OWN = ("texts", "measured", "score", "progress")
+OWN = ("texts", "measured", "score", "progress", "finish")
 
 
 def command(
@@ -65,16 +65,19 @@ def command(
         task = bar.add_task("fit", total=None)
         done = convert_folder(
             model, out, texts=texts, measured=report or bool(score), score=function,
-            progress=lambda at, of: bar.update(task, completed=at, total=of), **options,
+            progress=lambda at, of: bar.update(task, completed=at, total=of),
+            finish=_report if report else None, **options,
         )  # fmt: skip
-    if report:
-        from tisa.hf.card import seal
-        from tisa.hf.report import write_report
-
-        write_report(done, out / "report.html")
-        # Again, now that the page lies there.
-        seal(done.converted, out)
     _print(done, out, as_json)
+
+
+def _report(done: Any, folder: Path) -> None:
+    from tisa.hf.card import seal
+    from tisa.hf.report import write_report
+
+    write_report(done, folder / "report.html")
+    # Again, now that the page lies there.
+    seal(done.converted, folder)
 
 
 def _print(done: Any, out: Path, as_json: bool) -> None:

@@ -51,6 +51,7 @@ def convert_folder(
     seed: int = 0,
     trust_remote_code: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    finish: Callable[[Done, Path], None] | None = None,
 ) -> Done:
     """Write the converted model of a folder or hub name into `out`, and return what was measured.
 
@@ -78,6 +79,8 @@ def convert_folder(
         seed: of the pieces that are cut and of the distillation.
         trust_remote_code: run code that lies beside the model, as its tokenizer's.
         progress: called with (layers fitted, layers).
+        finish: called with what is returned and the folder, before that has its name: what is
+            written there is in `out` when the model is.
     """
     check_flags("convert_folder", fold=fold, shared=shared, measured=measured)
     out = Path(out).absolute()
@@ -115,14 +118,18 @@ def convert_folder(
             steps=distil_steps or MANY_STEPS, minutes=distil_minutes, seed=seed,
             by_length=lengths is not None,
         )  # fmt: skip
+    done, wrong = Done(original, converted, {}, {}), None
     with new_folder(out) as unfinished:
         origin = "" if beside is None else str(beside)
         save(converted, unfinished, tokenizer=tokenizer, beside=origin)
-    if not measured:
-        return Done(original, converted, {}, {})
-    try:
-        return Done(
-            original, converted, *measurements(original, converted, tokenizer, held_out, score)
-        )
-    except Exception as wrong:
+        if measured:
+            try:
+                found = measurements(original, converted, tokenizer, held_out, score)
+                done = Done(original, converted, *found)
+            except Exception as raised:
+                wrong = raised
+        if finish is not None and wrong is None:
+            finish(done, unfinished)
+    if wrong is not None:
         raise ValueError(f"{out} is written, but could not be measured: {wrong}") from wrong
+    return done

@@ -177,7 +177,10 @@ def _language_models(
         ),
     )  # fmt: skip
     if failed:
-        raise ValueError(f"language models: {failed[0][0].label} failed: {failed[0][1]}")
+        run, why = failed[0]
+        raise ValueError(
+            f"language models: {run.label} failed: {why}; the same command tries it again"
+        )
     folders = [out / RUNS / Run(one).key for one in configs]
     return extrapolated(
         folders, data=text.valid, modes=("whole",), device=device, position=every,
