@@ -53,7 +53,7 @@ def test_what_is_said_of_sliding_windows():
     assert f"gains nothing ({per_cent(tables.far_change('alibi'))} %)" in page
     assert f"past 1,024 it loses {tables.far_change('tisa-v2'):.1f} %" in page
     assert f"and worse: {per_cent(tables.far_change('shaw'))} %" in page
-    index = words_of("docs/index.md")
+    index = words_of("docs/idea.md")
     assert "has a perplexity 2.5 % below that with 1,024" in index
     assert f"TISA's is {change['tisa']} above" in index
     # What was told before, and why it was wrong.
