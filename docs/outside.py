@@ -1,5 +1,7 @@
 """For `make docs`: records outside docs/ that pages link to become files of the site.
 
+The log and the records in docs/ are pages too, which the search leaves out.
+
 A page of the repository links to ../benchmarks/results/…; the site has no such place, so the file
 is copied to outside/… in it, and the link leads there. What is linked and not there is a warning,
 which is an error in a strict build.
@@ -37,5 +39,7 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     """Return the page with its links to files outside docs/ led to their copies."""
+    if page.file.src_uri == "log.md" or page.file.src_uri.startswith("records/"):
+        page.meta["search"] = {"exclude": True}
     up = "../" * page.file.src_uri.count("/")
     return LINK.sub(lambda found: f"]({up}{_place(found[1])})", markdown)

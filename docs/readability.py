@@ -114,10 +114,11 @@ def figures(text: list[str]) -> Figures:
 
 
 def pages() -> list[Path]:
-    """Return the README and the pages that somebody wrote, tutorials last."""
+    """Return the README and the pages that somebody wrote, guides and tutorials last."""
     docs = ROOT / "docs"
     written = sorted(p for p in docs.glob("*.md") if p.name not in LEFT_OUT)
-    return [ROOT / "README.md", *written, *sorted((docs / "tutorials").glob("*.md"))]
+    guides, tutorials = (sorted((docs / name).glob("*.md")) for name in ("howto", "tutorials"))
+    return [ROOT / "README.md", *written, *guides, *tutorials]
 
 
 def table(read: dict[str, list[str]]) -> str:

@@ -1,8 +1,11 @@
 """The pages: the site builds strictly, no link in it is broken, the tutorials run as printed."""
 
+import html
 import importlib.util
+import inspect
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -15,6 +18,9 @@ import printed
 
 ROOT = Path(__file__).parent.parent
 TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
+GUIDES = sorted((ROOT / "docs/howto").glob("*.md"))
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+OTHERS = [ROOT / "README.md", ROOT / "docs/attention.md", ROOT / "docs/start.md"]
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +35,18 @@ def site(tmp_path_factory):
 
 
 class Links(HTMLParser):
-    """Collects where a page's links and pictures lead."""
+    """Collects where a page's links and pictures lead, and what a browser loads with the page."""
 
     def __init__(self, text):
         super().__init__()
-        self.found = []
+        self.found, self.loaded = [], []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        self.found += [value for name, value in attrs if name in ("href", "src") and value]
+        led = [value for name, value in attrs if name in ("href", "src") and value]
+        self.found += led
+        if tag in ("script", "img", "iframe") or (tag == "link" and "rel" in dict(attrs)):
+            self.loaded += led
 
 
 def test_no_link_of_the_site_is_broken(site):
@@ -45,7 +54,9 @@ def test_no_link_of_the_site_is_broken(site):
     assert len(pages) >= 12
     checked = 0
     for page in pages:
-        for link in Links(page.read_text()).found:
+        links = Links(page.read_text())
+        assert not [link for link in links.loaded if urlsplit(link).netloc], "needs a network"
+        for link in links.found:
             parts = urlsplit(link)
             # Elsewhere, or a place on this page, which the strict build has checked.
             if parts.scheme or parts.netloc or not parts.path:
@@ -62,28 +73,78 @@ def test_records_outside_docs_are_in_the_site(site):
     assert (site / "outside/CITATION.cff").is_file()
 
 
-def test_the_reference_has_every_public_name(site):
+def test_the_reference_has_every_public_name_with_its_signature(site):
     import tisa
     import tisa.analysis
     import tisa.hf
     import tisa.transformer
 
-    shown = (site / "reference/index.html").read_text()
+    shown = (site / "reference.html").read_text()
     for package in (tisa, tisa.hf, tisa.analysis, tisa.transformer):
         for name in package.__all__:
-            assert re.search(rf'id="tisa[\w.]*\.{name}"', shown), f"{package.__name__}.{name}"
+            path = f"tisa.{name}" if name in tisa.__all__ else f"{package.__name__}.{name}"
+            _, after = shown.split(f'id="{path}"')
+            code = re.search(r'class="doc-signature.*?<code>(.*?)</code>', after, re.DOTALL)[1]
+            signature = html.unescape(re.sub(r"<[^>]+>", "", code))
+            assert signature.startswith(f"{name}("), path
+            for parameter in inspect.signature(getattr(package, name)).parameters:
+                assert re.search(rf"\b{parameter}\b", signature), (path, parameter)
 
 
-def test_every_page_is_in_the_navigation_or_a_record():
+def test_formulas_are_drawn_within_their_boxes(site):
+    pages = {path.stem: path.read_text() for path in site.glob("*.html")}
+    assert pages["idea"].count('<svg class="formula"') == 2
+    drawn = re.findall(
+        r'<svg class="formula".*?viewBox="(.*?)".*? d="(.*?)"', "".join(pages.values())
+    )
+    assert len(drawn) >= 7
+    for box, outline in drawn:
+        x, y, width, height = map(float, box.split())
+        points = [*map(float, re.findall(r"-?\d+", outline))]
+        assert x <= min(points[::2]) <= max(points[::2]) <= x + width
+        assert y <= min(points[1::2]) <= max(points[1::2]) <= y + height
+    assert not [name for name, page in pages.items() if "arithmatex" in page]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
+def test_search_and_theme_work_from_disk(site):
+    playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        wrong = []
+        page.on("console", lambda m: wrong.append(m.text) if m.type != "log" else None)
+        page.on("pageerror", lambda e: wrong.append(str(e)))
+        page.on("request", lambda r: wrong.append(r.url) if not r.url.startswith("file:") else None)
+        for name in ("index.html", "howto/faster_t5.html"):
+            page.goto((site / name).as_uri())
+            page.keyboard.press("/")
+            page.keyboard.type("packed batches")
+            found = page.locator(".md-search-result__item h1")
+            found.first.wait_for()
+            titles = found.all_inner_texts()
+            assert titles[0] == "Speed up a T5"
+            assert not [title for title in titles if title.startswith("Log")]
+            page.keyboard.press("Escape")
+            themes = []
+            for _ in range(3):
+                page.locator("[data-md-component=palette] label:visible").click()
+                themes.append(page.locator("body").get_attribute("data-md-color-scheme"))
+            assert set(themes) == {"default", "slate"}
+        browser.close()
+        assert wrong == []
+
+
+def test_every_page_is_in_the_navigation_but_the_log_and_records():
     listed = (ROOT / "mkdocs.yml").read_text()
     for page in (ROOT / "docs").rglob("*.md"):
         path = page.relative_to(ROOT / "docs")
-        assert path.parts[0] == "records" or f": {path}\n" in listed, path
+        kept = path.parts[0] == "records" or path.name == "log.md"
+        assert kept or f": {path}\n" in listed, path
 
 
-@pytest.mark.parametrize(
-    "page", [*TUTORIALS, ROOT / "README.md", ROOT / "docs" / "attention.md"], ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("page", [*TUTORIALS, *GUIDES, *OTHERS], ids=lambda p: p.stem)
 def test_a_page_runs_as_printed(page, tmp_path, monkeypatch):
     """Python and shell, in the order of the page, in one new folder."""
     monkeypatch.chdir(tmp_path)
@@ -91,7 +152,7 @@ def test_a_page_runs_as_printed(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("page", [*TUTORIALS, *GUIDES], ids=lambda p: p.stem)
 def test_a_page_runs_in_a_shell(page, tmp_path, monkeypatch):
     """As above, but every command in a process of its own."""
     monkeypatch.chdir(tmp_path)
@@ -137,7 +198,7 @@ def test_the_numbers_about_the_phrase_are_those_of_the_record():
         [round(100 * x) for x in record["moved"][name]["by_layer"]]
         for name in ("position table", "TISA")
     )
-    text = " ".join((ROOT / "docs/index.md").read_text().split())
+    text = " ".join((ROOT / "docs/idea.md").read_text().split())
     assert f"{table[0]} % of the attention inside it goes elsewhere in the first layer" in text
     assert f"with kernels {kernels[0]} %, to rounding" in text
     assert record["moved"]["TISA"]["largest_in_layer_1"] < 1e-6

@@ -53,7 +53,7 @@ def test_what_is_said_of_sliding_windows():
     assert f"gains nothing ({per_cent(tables.far_change('alibi'))} %)" in page
     assert f"past 1,024 it loses {tables.far_change('tisa-v2'):.1f} %" in page
     assert f"and worse: {per_cent(tables.far_change('shaw'))} %" in page
-    index = words_of("docs/index.md")
+    index = words_of("docs/idea.md")
     assert "has a perplexity 2.5 % below that with 1,024" in index
     assert f"TISA's is {change['tisa']} above" in index
     # What was told before, and why it was wrong.
@@ -91,9 +91,7 @@ def test_what_is_said_of_the_review():
     assert "near-far {} to {}".format(*recall["near-far"]) in page
     assert f"ALiBi and TISA v2 {recall['alibi, tisa-v2'][0]}." in page
     assert "**one seed**" in page
-    assert "masked-token loss, each at its best rate (a review's runs, one seed)" in words_of(
-        "README.md"
-    )
+    assert "masked-token loss, each at its best rate (a review's runs, one seed)" in page
 
 
 def test_what_is_said_of_the_gate_and_of_the_block():
@@ -182,15 +180,15 @@ def test_what_is_said_of_floater_of_tables_and_of_speed():
             assert f"{min(others):.0f} to {max(others):.0f} ms a step" in page
 
 
-def test_the_rows_in_the_readme():
-    readme = (ROOT / "README.md").read_text()
+def test_the_rows_beside_the_papers():
+    section = (ROOT / "docs/results.md").read_text().split("## What came out")[1].split("\n## ")[0]
     names = {"t5": "T5", "rotary": "rotary", "tupe-a": "TUPE", "absolute": "absolute",
              "tisa": "TISA", "near-far": "our `NearFar`", "alibi": "ALiBi",
              "kerple-log": "KERPLE"}  # fmt: skip
-    (row,) = [line for line in readme.splitlines() if "masked-token loss" in line]
+    (row,) = [line for line in section.splitlines() if "masked-token loss" in line]
     for label, loss, *_ in tables.rows_of(tables.rates())[1:]:
         assert f"{names[label]} {loss}" in row
-    (row,) = [line for line in readme.splitlines() if "to 8,192 tokens of context" in line]
+    (row,) = [line for line in section.splitlines() if "to 8,192 tokens of context" in line]
     far = {line[0]: [cell.split(" (")[0] for cell in line] for line in tables.rows_of(tables.far())}
     for label in ("t5", "rotary", "alibi", "kerple-log", "tisa", "near-far"):
         assert f"{names[label].removeprefix('our ')} {far[label][2]} → {far[label][5]}" in row

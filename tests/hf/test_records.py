@@ -1,4 +1,4 @@
-"""The numbers about conversion in docs and README are those of the records."""
+"""The numbers about conversion in docs are those of the records."""
 
 import importlib.util
 import json
@@ -50,23 +50,23 @@ def test_tables_are_those_of_the_record(name):
     [("minilm", "| {} as published | [{}]("),
      ("rxnmapper", "| {} as published | {} without training")],
 )  # fmt: skip
-def test_the_readme_has_the_numbers_of_the_record(name, shown):
+def test_the_results_have_the_numbers_of_the_record(name, shown):
     rows = {row["variant"]: row for row in record_of(f"conversion-{name}")["rows"]}
     before, after = (rows[v][RECORDS[name][0]] for v in ("original", "fold + fit, S = 5"))
-    assert shown.format(f"{before:.4f}", f"{after:.4f}") in (ROOT / "README.md").read_text()
+    assert shown.format(f"{before:.4f}", f"{after:.4f}") in (ROOT / "docs/results.md").read_text()
 
 
-def test_the_readme_has_the_control_beside_the_score():
+def test_the_results_have_the_control_beside_the_score():
     """Most of STS-B needs no order: what a model without any has, and what tells them apart."""
     rows = {row["variant"]: row for row in record_of("conversion-minilm")["rows"]}
     fitted, control = rows["fold + fit, S = 5"], rows["fold, no scores"]
-    readme = (ROOT / "README.md").read_text()
-    assert f"{control['STS-B dev Spearman']:.4f} without any order" in readme
+    results = (ROOT / "docs/results.md").read_text()
+    assert f"{control['STS-B dev Spearman']:.4f} without any order" in results
     cosine, match = (
         [row[name] for row in (fitted, control)] for name in ("cosine to original", "order-match")
     )
-    assert f"cosine {cosine[0]:.3f} (without order {cosine[1]:.3f})" in readme
-    assert f"order-match {match[0]:.3f} ({match[1]:.3f})" in readme
+    assert f"cosine {cosine[0]:.3f} (without order {cosine[1]:.3f})" in results
+    assert f"order-match {match[0]:.3f} ({match[1]:.3f})" in results
 
 
 def test_the_range_of_distilled_runs_is_that_of_the_records():
@@ -80,8 +80,8 @@ def test_the_range_of_distilled_runs_is_that_of_the_records():
     assert len(runs) == 7
     text = " ".join((ROOT / "docs/huggingface.md").read_text().split())
     assert f"{min(runs):.3f} to {max(runs):.3f} over seven runs" in text
-    readme = (ROOT / "README.md").read_text()
-    assert f"{min(runs):.3f} to {max(runs):.3f} distilled (seven runs)" in readme
+    results = (ROOT / "docs/results.md").read_text()
+    assert f"{min(runs):.3f} to {max(runs):.3f} distilled (seven runs)" in results
 
 
 def test_records_are_named_and_name_no_place():
