@@ -73,6 +73,15 @@ def test_records_outside_docs_are_in_the_site(site):
     assert (site / "outside/CITATION.cff").is_file()
 
 
+def test_the_phrase_that_is_moved_on_the_site_is_that_of_its_record(site):
+    record = json.loads((ROOT / "docs/records/2026-11-19-demo.json").read_text())
+    page = (site / "index.html").read_text()
+    (told,) = re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert json.loads(told)["attention"] == record["curves"]["phrase"]["attention"]
+    for key, numbers in record["gain"].items():
+        assert f"{numbers:,} numbers" in page, key
+
+
 def test_the_reference_has_every_public_name_with_its_signature(site):
     import tisa
     import tisa.analysis

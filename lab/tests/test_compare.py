@@ -9,16 +9,17 @@ import torch
 
 import command
 from own_methods import FUNCTION, forget
-from page_numbers import NODE, scripts_tell
+from page_numbers import NODE, other, scripts_tell, told, untraced
 from tisa.positions import METHODS
 from tisa_lab.compare import comparing
-from tisa_lab.compare.page import cells, header, markdown
+from tisa_lab.compare.page import cells, header, markdown, page_of
 from tisa_lab.compare.reckoning import check_affordable
 from tisa_lab.compare.settings import SIZES, CompareConfig
 from tisa_lab.compare.text import made_up
 from tisa_lab.executors import Place
 from tisa_lab.pretrain.corpus import CorpusNames
 from tisa_lab.pretrain.grid import Run
+from tisa_lab.probes.recall import PAIRS
 
 FEW = ["--recall-steps", "1", "--recall-factors", "1,2", "--probe-steps", "2", "--probe-length",
        "12", "--tasks", "find", "--steps", "3", "--length", "32", "--batch-tokens", "256",
@@ -68,6 +69,11 @@ def test_a_file_in_and_a_page_out(tmp_path, monkeypatch):
         assert len(row) == len(header(record))
         assert "".join(f"<td>{cell}</td>" for cell in row) in page
     assert (out / "compare.png").stat().st_size > 5000
+    # Every number in a sentence is the record's; the name of a method is none.
+    named = json.loads(json.dumps(record).replace(mine, "mine"))
+    told_twice = (told(page_of(one)) for one in (named, other(named)))
+    literals = ["marks of 6", "SHA-256", f"recall has {PAIRS} pairs", f"right once in {PAIRS}"]
+    assert untraced(*told_twice, literals) == [("3", "mine, beside 3 others")]
     if NODE is not None:
         assert "recall: right answers against tokens, by method" in scripts_tell(page, tmp_path)[0]
     assert not re.findall(r"https?://(?!www\.w3\.org)", page)

@@ -348,6 +348,10 @@ def test_the_page_in_a_browser(out, demo):
             unnamed = "svg:not([aria-label]):not([aria-hidden])"
             assert page.locator(unnamed).count() == 0
             assert page.locator("#race svg").count() == 1
+            assert page.locator(".moving.live .state").count() == 1
+            page.locator(".moving input").press("End")
+            away = demo["curves"]["phrase"]["words"][-1]
+            assert page.locator(".moving .text").inner_text().endswith(f"the man {away}")
             curve = page.locator("#large .curve").get_attribute("d")
             page.locator('.head[aria-pressed="false"]').first.click()
             page.locator("#words button").nth(2).click()

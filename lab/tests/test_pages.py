@@ -96,6 +96,15 @@ def test_it_looks_right_in_a_browser(kind, tmp_path):
             assert (page.evaluate(ground) == "rgb(16, 19, 24)") == (scheme == "dark")
             page.locator("#theme").click()
             assert (page.evaluate(ground) == "rgb(16, 19, 24)") == (scheme != "dark")
+            if kind == "criteria":
+                # Of Table 1 no column is cut: on a phone every method is a card.
+                inside = "e => e.scrollWidth <= e.clientWidth"
+                assert page.locator(".scroll:has(#marks)").evaluate(inside)
+                ends = "all => Math.max(...all.map(e => e.getBoundingClientRect().right))"
+                assert page.locator("#marks td").evaluate_all(ends) <= width
+                named = "e => getComputedStyle(e, '::after').content"
+                criterion = page.locator("#marks td").nth(1).evaluate(named)
+                assert criterion == ('"inductive"' if width == 400 else "none")
             if kind == "extrapolation":
                 assert page.locator("[data-chart] svg[aria-label]").count() == 3
                 methods = len({run["label"] for run in record["runs"]})

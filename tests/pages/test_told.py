@@ -193,6 +193,21 @@ def heads_page(curves):
     )  # fmt: skip
 
 
+def test_the_level_of_0_stays_inside_the_picture_of_a_curve_below_it(tmp_path):
+    broken = "querySelectorAll('line').find((line) => line.attributes['stroke-dasharray'])"
+    shown = (
+        "byId('chosen').textContent = [tile([-3, -1, -5]), byId('large')]"
+        f".map((svg) => `at ${{svg.{broken}.attributes.y1}}`)"
+    )
+    _, texts = scripts_tell(
+        heads_page([([-3.0, -1.0, -5.0, -2.0, -2.5, -2.0, -4.0], -2)]), tmp_path, shown
+    )
+    (said,) = (text for text in texts if text.startswith("at "))
+    small, large = (float(part.removeprefix("at ")) for part in said.split(","))
+    assert 0 < small < 34
+    assert 20 <= large < 290
+
+
 def test_a_chosen_head_is_told_as_it_is(tmp_path):
     curves = [
         ([0.0, -1.0, 0.5, 0.25, 0.0, 2.0, 0.1], 2),

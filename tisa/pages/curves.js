@@ -84,7 +84,7 @@ const upright = (place, x, options) => make("line", { x1: place.px(x), x2: place
 
 // One head's f(k), so small that it can be chosen among many.
 function tile(values) {
-  const low = Math.min(0, ...values), most = Math.max(...values, low + 1e-3), last = values.length - 1;
+  const low = Math.min(0, ...values), most = Math.max(0, ...values, low + 1e-3), last = values.length - 1;
   const place = { px: (i) => (64 * i) / last, py: (v) => 31 - (28 * (v - low)) / (most - low) };
   return make("svg", { viewBox: "0 0 64 34", "aria-hidden": "true" }, make("line", { x1: 32, x2: 32, y1: 0, y2: 34, stroke: "var(--line)" }),
     make("line", { x1: 0, x2: 64, y1: place.py(0), y2: place.py(0), stroke: "var(--grey)", "stroke-width": 0.5, "stroke-dasharray": "2 2" }),

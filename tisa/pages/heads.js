@@ -4,7 +4,7 @@ const look = { head: DATA.curves.first, word: 6 };
 
 function drawHead() {
   const { heads, reach } = DATA.curves, head = heads[look.head], values = head.values, name = `Layer ${head.layer}, head ${head.head}`;
-  const low = Math.min(0, ...values), high = Math.max(...values, low + 1e-3), said = `${name}: largest at ${head.peak === null ? "several offsets" : `k = ${signed(head.peak)}`}`;
+  const low = Math.min(0, ...values), high = Math.max(0, ...values, low + 1e-3), said = `${name}: largest at ${head.peak === null ? "several offsets" : `k = ${signed(head.peak)}`}`;
   const place = chart({ width: 980, height: 290, x: [-reach, reach], y: [low, high], xName: "offset k = key − query", yName: "f(k)", label: `f(k) of layer ${head.layer}, head ${head.head}` });
   const dot = make("circle", { r: 4.5, fill: "var(--orange)" });
   const point = (k) => { dot.setAttribute("cx", place.px(k)); dot.setAttribute("cy", place.py(values[k + reach])); };

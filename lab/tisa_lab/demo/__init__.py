@@ -6,6 +6,7 @@ wheel.py        a pretrained model out of a wheel: downloaded by pip, cached, ch
 small_model.py  one trained on the spot, where none can be had
 opening.py      which of them it is
 looking.py      chapter 2: its position table
+moving.py       the first screen: a phrase moved through a sentence
 measuring.py    what a model keeps of the original
 replacing.py    chapters 3 to 6: removed, replaced, distilled, read
 comparing.py    chapters 7 and 8: Table 1, and a race

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from tisa.pages import page
+from tisa.pages import moving_phrase, page
 from tisa.pages.kit import minus
 from tisa_lab.criteria.report import disagreements
 
@@ -78,6 +78,7 @@ def page_of(demo: dict[str, Any], maps: Mapping[str, str]) -> str:
         n=number,
         width=lambda key: round(max(0.0, min(100.0, 100 * value_at(demo, key))), 2),
         maps=maps,
+        moving=_moving(demo),
         stages=STAGES,
         measures=MEASURES,
         verdict=_verdict(demo["positions"]),
@@ -92,6 +93,16 @@ def value_at(demo: Any, key: str) -> Any:
     for part in key.split("."):
         demo = demo[int(part)] if isinstance(demo, list) else demo[part]
     return demo
+
+
+def _moving(demo: dict[str, Any]) -> Markup | None:
+    """Return the phrase that is moved; None where the model could not read its sentence."""
+    found, gain = demo["curves"]["phrase"], demo["gain"]
+    if found is None:
+        return None
+    return moving_phrase(
+        found, model=demo["model"]["name"], before=gain["before"], after=gain["after"]
+    )
 
 
 def _verdict(found: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from tisa.parameters import is_score
 from tisa.store import read_bytes, write_sealed
 from tisa.weights import read_checkpoint
 from tisa_lab.demo.measuring import Yardstick
+from tisa_lab.demo.moving import move
 from tisa_lab.demo.sentences import TRAINING
 from tisa_lab.demo.settings import AGAIN, Settings
 
@@ -139,6 +140,10 @@ class Replacing:
             "near": sum(head["peak"] in range(-3, 4) for head in caring),
             "threshold": CARES,
         }
+
+    def move(self) -> dict[str, Any] | None:
+        """Return attention inside a phrase that moves, with the table and after distillation."""
+        return move(self.original, self._with("distilled.pt"), self.tokenizer)
 
     def _converted(
         self, init: Any, progress: Callable[[int, int], None] | None = None

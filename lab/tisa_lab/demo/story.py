@@ -29,6 +29,8 @@ CHAPTERS = {
     "table1": "Table 1",
     "race": "a race",
 }
+# Of what chapters find: parts with another are not gone on with.
+FORMAT = 2
 NEEDED = ("transformers", "tokenizers", "matplotlib", "rich", "safetensors")
 
 
@@ -88,7 +90,8 @@ def tell(
         ) as opened,
     ):  # fmt: skip
         same = {name: value for name, value in opened.origin.items() if name != "why"}
-        key = {"settings": asdict(settings), "origin": same, "tisa": tisa.__version__}
+        made = {"tisa": tisa.__version__, "format": FORMAT}
+        key = {"settings": asdict(settings), "origin": same} | made
         parts = Parts(out / "parts", key, fresh=fresh)
         demo: dict[str, Any] = {
             "about": surroundings(command, device_named(settings.device)),
@@ -126,6 +129,10 @@ def _write(out: Path, demo: dict[str, Any], key: dict[str, Any]) -> None:
         )
         for name in ("kernels", "distilled")
     }
+    kernels = demo["kernels"]
+    demo["gain"] = {
+        "before": kernels["replaced"], "after": kernels["numbers"] + kernels["vectors"],
+    }  # fmt: skip
     maps = demo["positions"].pop("maps")
     text = json.dumps(store.sealed(demo), indent=1, ensure_ascii=False, allow_nan=False)
     files = {"demo.json": text + "\n", "index.html": page_of(demo, maps)}
@@ -160,7 +167,7 @@ def _makers(
         "removed": lambda tell: work().remove(),
         "kernels": lambda tell: work().fit(lambda share: tell("fitting every head", share)),
         "distilled": lambda tell: work().distil(lambda share: tell("distilling", share)),
-        "curves": lambda tell: work().read(),
+        "curves": lambda tell: work().read() | {"phrase": work().move()},
         "table1": lambda tell: comparing.criteria(settings, tell),
         "race": lambda tell: comparing.probes(settings, tell),
     }
