@@ -31,7 +31,7 @@ NOT_RUN = {
         "tisa-lab glue albert-base-v2 ",
         "tisa-lab report table3 --out table3/",
         "tisa-lab pretrain --data wiki", "torchrun ", "accelerate launch ",
-        "tisa-lab extrapolate runs/tisa runs/alibi ",
+        "tisa-lab extrapolate runs/tisa runs/alibi ", "tisa-lab long minilm ",
         "tisa convert sentence-transformers/",
     ),
 }  # fmt: skip

@@ -22,7 +22,10 @@ def done():
     made = tisa.hf.convert(stock, init="reference", calibration=token_lists())
     made = shake(made)
     stock.config.name_or_path = "models/<script>alert(1)<script>"
-    return Done(stock, made, {"<b>accuracy</b>": 0.5}, {"<b>accuracy</b>": 0.25})
+    after = {"<b>accuracy</b>": 0.25, "cosine to original at 16 tokens": 0.97}
+    return Done(
+        stock, made, {"<b>accuracy</b>": 0.5, "cosine to original at 16 tokens": 1.0}, after
+    )
 
 
 def check(said, curve):
@@ -97,6 +100,15 @@ def test_every_number_in_a_sentence_follows_what_is_told(done, monkeypatch):
     assert given["count"] == 2 * 4 * 5 * 3 + 3 * 32
     (lead,) = (text for text in before if "kernels per head" in text)
     assert lead.endswith("5 kernels per head. Replaced: 2,048 position parameters, by 216.")
+
+
+def test_the_verdict_is_on_the_page(done):
+    text = unescape(page(done))
+    for line in done.verdict.told():
+        assert f"<li>{line}</li>" in text
+    assert "Recommended up to 16 tokens" in text
+    nothing = page(Done(done.original, done.converted, {}, {}))
+    assert "Up to which length" not in nothing
 
 
 def test_names_cannot_run_script(done):

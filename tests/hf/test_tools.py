@@ -442,6 +442,9 @@ def test_the_command_line(encoder, tmp_path):
     assert shown.exit_code == 0, (shown.output, shown.exception)
     numbers = json.loads(shown.stdout.strip().splitlines()[-1])
     assert "masked-token accuracy" in numbers["after"]
+    card = (out / "README.md").read_text()
+    assert len(numbers["verdict"]) >= 3
+    assert all(f"- {line}\n" in card for line in numbers["verdict"])
     assert 0.0 <= numbers["after"]["order-match"] <= 1.0
     page = (out / "report.html").read_text()
     assert "report.html" in json.loads((out / "manifest.json").read_text())["files"]

@@ -82,7 +82,8 @@ def _report(done: Any, folder: Path) -> None:
 
 def _print(done: Any, out: Path, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"out": str(out), "before": done.before, "after": done.after}))
+        numbers = {"out": str(out), "before": done.before, "after": done.after}
+        print(json.dumps(numbers | {"verdict": done.verdict.told()}))
         return
     from rich.console import Console
     from rich.table import Table
@@ -92,6 +93,8 @@ def _print(done: Any, out: Path, as_json: bool) -> None:
         for key, value in done.before.items():
             table.add_row(key, f"{value:.4f}", f"{done.after[key]:.4f}")
         Console().print(table)
+    for line in done.verdict.told():
+        print(line)
     print(f"written to {out}")
 
 

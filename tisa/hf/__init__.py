@@ -17,6 +17,7 @@ other_scores.py  what a config says of scores: kernels, or another function
 conversion.py    a model in, a converted one out
 distillation.py  a converted model trained towards the one it came from
 measure.py       what a conversion kept
+verdict.py       up to which length it may take the original's place
 sentence.py      what makes a sentence encoder of a transformer
 saving.py        stock models from folders, converted ones from and into folders
 fused/           stock models that have scores of the offset from birth (T5, …) on the operator

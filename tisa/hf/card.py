@@ -11,12 +11,14 @@ from transformers.models.auto import modeling_auto
 
 import tisa
 from tisa.hf import core
+from tisa.hf.verdict import Verdict
 from tisa.parameters import is_vector
 from tisa.store import CODE, MANIFEST, seal_folder
 
 KIND = "converted model"
 # The name of the copy of `core` beside a model, which its config names.
 REMOTE = "modeling_tisa"
+NOTHING: dict[str, Any] = {"cosines": {}, "limit": None}
 
 
 def write_card(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
@@ -78,6 +80,8 @@ def card_of(model: PreTrainedModel) -> str:
         needs = "import tisa.hf"
         if other["source"]:
             needs += f"\nfrom {other['source']['module'] or 'mine'} import {other['source']['cls']}"
+    measured = tisa.get("measured")
+    verdict = "\n".join(f"- {line}" for line in Verdict.read(measured or NOTHING).told())
     made_from = tisa.get("made_from", {})
     files = made_from.get("weights") or {"all tensors": made_from.get("tensors", "not known")}
     sums = "\n".join(f"- {name}: {digest}" for name, digest in files.items())
@@ -102,6 +106,10 @@ from transformers import AutoModel
 
 model = AutoModel.from_pretrained("path/to/this/folder")
 ```
+
+How near it is to the model that it was made from, as it was converted:
+
+{verdict}
 
 SHA-256 of what it was made from:
 

@@ -122,6 +122,8 @@ def distil(
     ):
         # After the others are frozen: DDP waits for gradients of whatever is trainable here.
         student, state.optimizer = processes.prepare(converted, state.optimizer)
+        # What was measured before is not so any more.
+        converted.config.tisa.pop("measured", None)
         while state.step < steps:
             spent = time.perf_counter() - began
             if minutes is not None:

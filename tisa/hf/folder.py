@@ -13,6 +13,7 @@ from tisa.hf.distillation import distil
 from tisa.hf.measure import Score, measurements
 from tisa.hf.saving import load_stock, save
 from tisa.hf.sentence import sentence_folder
+from tisa.hf.verdict import Verdict
 from tisa.packages import device_named
 from tisa.scoring.base import check_flags
 from tisa.store import check_new_folder, new_folder
@@ -28,6 +29,12 @@ class Done(NamedTuple):
     converted: PreTrainedModel
     before: dict[str, float]
     after: dict[str, float]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return up to which length the converted model may take the original's place."""
+        kept = self.converted.config.tisa["positions"] == "keep"
+        return Verdict.of(self.after, length_limit(self.original) if kept else None)
 
 
 def convert_folder(
@@ -119,15 +126,17 @@ def convert_folder(
             by_length=lengths is not None,
         )  # fmt: skip
     done, wrong = Done(original, converted, {}, {}), None
+    if measured:
+        try:
+            found = measurements(original, converted, tokenizer, held_out, score)
+        except Exception as raised:
+            wrong = raised
+        else:
+            done = Done(original, converted, *found)
+            converted.config.tisa["measured"] = done.verdict.written()
     with new_folder(out) as unfinished:
         origin = "" if beside is None else str(beside)
         save(converted, unfinished, tokenizer=tokenizer, beside=origin)
-        if measured:
-            try:
-                found = measurements(original, converted, tokenizer, held_out, score)
-                done = Done(original, converted, *found)
-            except Exception as raised:
-                wrong = raised
         if finish is not None and wrong is None:
             finish(done, unfinished)
     if wrong is not None:

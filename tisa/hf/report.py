@@ -39,6 +39,7 @@ def page(done: Done) -> str:
         count=_count(done.converted),
         before=done.before,
         after=done.after,
+        verdict=done.verdict.told() if done.after else [],
     )
 
 

@@ -5,6 +5,7 @@ criteria.py  Table 1, measured
 demo.py      the whole story on one page
 extrapolate.py  language models past their training length
 glue.py      Table 3, cell by cell
+long.py      encoders on long texts, beside pieces of them
 pretrain.py  a language model with any position method
 probes.py    tasks that only positions solve
 recall.py    what small decoders remember from far away
@@ -24,6 +25,7 @@ PROGRAM = Program(
         "demo",
         "extrapolate",
         "glue",
+        "long",
         "pretrain",
         "probes",
         "recall",
