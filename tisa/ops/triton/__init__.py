@@ -26,6 +26,7 @@ import math
 import torch
 from torch import Tensor
 
+from tisa.ops.always import joined, windowed
 from tisa.ops.call import Call, needs_gradient, transformed
 from tisa.ops.dropout import dropout_seed
 from tisa.ops.repeats import Repeat
@@ -79,6 +80,10 @@ def _new_enough(device: torch.device) -> bool:
 
 def attend(call: Call) -> tuple[Tensor, Tensor | None]:
     """Return the attention output in the query's dtype and, if asked for, the log-sum-exp."""
+    if call.always is not None:
+        output, lse = attend(windowed(call))
+        assert lse is not None
+        return joined(call, output, lse)
     output, statistics = operators.attend(
         _inputs(call, dropout_seed(call.query) if call.dropout_p > 0 else None),
         inference=not needs_gradient(
