@@ -18,7 +18,8 @@ from tisa.ops.validation import checked_call
 BACKENDS = ("reference", "chunked", "sdpa", "flex", "triton")
 CALL = dict(
     attn_mask=None, key_scores=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=True,
-    cu_seqlens=None, max_seqlen=None, query_start=None, window=None, always=None, band=None, return_lse=False,
+    cu_seqlens=None, max_seqlen=None, query_start=None, window=None, always=None, band=None,
+    return_lse=False,
 )  # fmt: skip
 
 

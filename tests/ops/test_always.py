@@ -61,7 +61,7 @@ def by_formula(case, qkv, scoring, options):
     mask = options.get("attn_mask")
     if mask is not None:
         mask = np.broadcast_to(mask.numpy(), (case.batch, case.heads, case.queries, case.keys))
-    window = options.get("window", (None, None))
+    window, keyed = options.get("window", (None, None)), options.get("key_scores")
     start = options.get("query_start")
     for b in range(case.batch):
         for h in range(case.heads):
@@ -73,7 +73,7 @@ def by_formula(case, qkv, scoring, options):
             out[b, h], lse[b, h] = formulas.attention(
                 query[b, h], key[b, g], value[b, g], f,
                 mask=None if mask is None else mask[b, h],
-                key_scores=options["key_scores"][b, h].tolist() if "key_scores" in options else None,
+                key_scores=None if keyed is None else keyed[b, h].tolist(),
                 causal=options.get("is_causal", False), scale=options.get("scale"),
                 start=None if start is None else int(start),
                 window=(window, window) if isinstance(window, int) else window,
@@ -168,7 +168,9 @@ def test_dropout_drops_the_places_weights_too():
     output = tisa.attention(zeros, zeros, zeros + 1, window=0, always=always, dropout_p=0.25,
                             backend="chunked")[0, 0, 1:, 0]  # fmt: skip
     # Two weights of a half, each kept as two thirds or dropped.
-    shares = [(torch.isclose(output, torch.tensor(float(v)))).float().mean() for v in (0, 2 / 3, 4 / 3)]
+    shares = [
+        (torch.isclose(output, torch.tensor(float(v)))).float().mean() for v in (0, 2 / 3, 4 / 3)
+    ]
     assert torch.allclose(torch.stack(shares), torch.tensor([1 / 16, 6 / 16, 9 / 16]), atol=0.04)
 
 

@@ -91,8 +91,7 @@ def checked_call(
         return_lse=return_lse,
         always=always,
     )
-    if always is not None:
-        _check_always(always, call)
+    _check_always(always, call)
     if offset_scores is not None:
         _check_scores(offset_scores, call)
     if band is not None:
@@ -357,7 +356,9 @@ def _check_key_scores(key_scores: Tensor, call: Call) -> None:
     _check_device("key_scores", key_scores, call)
 
 
-def _check_always(always: Tensor, call: Call) -> None:
+def _check_always(always: Tensor | None, call: Call) -> None:
+    if always is None:
+        return
     sequences = call.query.shape[0]
     if call.packed:
         assert call.cu_seqlens is not None
