@@ -18,7 +18,8 @@ from tisa.ops.validation import checked_call
 BACKENDS = ("reference", "chunked", "sdpa", "flex", "triton")
 CALL = dict(
     attn_mask=None, key_scores=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=True,
-    cu_seqlens=None, max_seqlen=None, query_start=None, window=None, band=None, return_lse=False,
+    cu_seqlens=None, max_seqlen=None, query_start=None, window=None, always=None, band=None,
+    return_lse=False,
 )  # fmt: skip
 
 
@@ -41,6 +42,8 @@ def features():
     yield "float32", call(torch.float32)
     yield "float64", call(torch.float64)
     yield "causal, sliding window", call(is_causal=True, window=(8, None))
+    always = torch.empty((2, 2), dtype=torch.int64, device="cuda")
+    yield "keys that a window does not hide", replace(call(window=8), always=always)
     yield "padding mask", replace(call(), attn_mask=tensor(2, 1, 1, 32, dtype=torch.bool))
     yield "gradient of a mask", replace(call(), attn_mask=tensor(1, 1, 32, 32, grad=True))
     yield (

@@ -75,11 +75,12 @@ def near_far(a, b, c, before, after, rate, k):
 
 def attention(
     q, k, v, f=None, *, mask=None, key_scores=None, causal=False, scale=None, start=None,
-    window=(None, None),
+    window=(None, None), always=(),
 ):  # fmt: skip
     """Return output and log-sum-exp of one batch element and one head, row by row.
 
-    `f` is a function of the offset key − query; `key_scores` has a number for each key.
+    `f` is a function of the offset key − query; `key_scores` has a number for each key. The window
+    hides no key whose place is in `always`.
     """
     queries, keys = len(q), len(k)
     scale = 1 / math.sqrt(q.shape[1]) if scale is None else scale
@@ -89,9 +90,9 @@ def attention(
         seen, logits = [], []
         for j in range(keys):
             offset = j - (i + start)
-            hidden = causal and offset > 0
-            hidden |= window[0] is not None and offset < -window[0]
-            hidden |= window[1] is not None and offset > window[1]
+            far = window[0] is not None and offset < -window[0]
+            far |= window[1] is not None and offset > window[1]
+            hidden = (causal and offset > 0) or (far and j not in always)
             bias = 0.0 if f is None else f(offset)
             bias += 0.0 if key_scores is None else float(key_scores[j])
             if mask is not None:

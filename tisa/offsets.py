@@ -115,7 +115,7 @@ def sum_diagonals(matrix: Float[Tensor, "*heads queries keys"]) -> Float[Tensor,
     return unskew(matrix).sum(-2)
 
 
-def offset_of(query: Tensor, key: Tensor, query_start: int) -> Tensor:
+def offset_of(query: Tensor, key: Tensor, query_start: int | Int[Tensor, ""]) -> Tensor:
     """Return the offset of query i and key j."""
     return key - query - query_start
 
@@ -135,7 +135,7 @@ def visible_keys(
     return first, max(first, last)
 
 
-def visible(offsets: Int[Tensor, " span"], window: Window) -> Bool[Tensor, " span"] | None:
+def visible(offsets: Int[Tensor, "*shape"], window: Window) -> Bool[Tensor, "*shape"] | None:
     """Return which offsets satisfy −left ≤ offset ≤ right; None when all do."""
     left, right = window
     seen = None if left is None else offsets >= -left

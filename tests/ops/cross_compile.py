@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from tisa.ops.triton import plan, plan_backward
+from tisa.ops.triton import plan, plan_backward, plan_join
 from tisa.ops.triton import problem as problems
 from tisa.ops.triton.plan_backward import Gradients, Upstream
 from tisa.ops.triton.problem import Inputs, Problem, statistics_shape
@@ -66,7 +66,7 @@ def compiled(kernel, arguments, capability):
 def planned(
     dtype=torch.bfloat16, dim=64, length=1024, batch=2, heads=4, key_heads=4, queries=None,
     scores=True, band=True, packed=False, mask=None, dropout_p=0.0, window=(None, None),
-    needs=(True, True, True, True), key_scores=False,
+    needs=(True, True, True, True), key_scores=False, always=0,
 ):  # fmt: skip
     """Return the launches of a call's forward and backward pass (one query: of decoding)."""
 
@@ -109,9 +109,19 @@ def planned(
         dtype=torch.float32,
     )
     upstream = Upstream(inputs.query, None, inputs.query, statistics)
-    return [
+    launches = [
         *plan.forward(problem, query, statistics),
         *plan_backward.backward(problem, upstream, wanted, scratch),
+    ]
+    if not always:
+        return launches
+    places = empty(batch, always, dtype=torch.int64)
+    joined = plan_join.Always(places, plan_join.Kind(always, window[1] == 0))
+    upstream = upstream._replace(grad_statistics=statistics)
+    scratch = empty(sum(plan_join.scratch_numbers(problem, always)), dtype=torch.float32)
+    return [
+        *plan_join.forward(problem, joined, query, statistics),
+        *plan_join.backward(problem, joined, upstream, wanted, scratch),
     ]
 
 
@@ -140,6 +150,24 @@ CALLS = {
     "128 wide, added mask": {"dim": 128, "mask": "added"},
     "256 wide, added mask": {"dim": 256, "mask": "added"},
     "float32, added mask": {"dtype": torch.float32, "mask": "added"},
+    "always": {"window": (128, 128), "always": 2},
+    "always, packed, causal, grouped": {
+        "window": (128, 0),
+        "always": 2,
+        "packed": True,
+        "key_heads": 2,
+        "key_scores": True,
+    },
+    "always, masked, no band": {"window": (64, 64), "always": 4, "mask": "key", "band": False},
+    "always, no scores": {
+        "window": (64, 64),
+        "always": 1,
+        "scores": False,
+        "needs": (True, True, True, False),
+    },
+    "always, float32": {"window": (64, 64), "always": 2, "dtype": torch.float32},
+    "always, 128 wide": {"window": (64, 64), "always": 2, "dim": 128},
+    "always, 256 wide": {"window": (64, 64), "always": 2, "dim": 256},
     "key scores": {"key_scores": True},
     "key scores, no band": {"key_scores": True, "band": False},
     "key scores alone": GATED,

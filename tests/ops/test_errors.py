@@ -70,6 +70,18 @@ WRONG = {
     "integer scores": (good(offset_scores=torch.ones(4, 11).long()), "float32", "int64"),
     "float64 scores": (good(offset_scores=torch.ones(4, 11).double()), "float32", "float64"),
     "device of the scores": (good(offset_scores=torch.ones(4, 11, device="meta")), "device"),
+    "places of other sequences": (
+        good(window=1, always=torch.zeros(1, 2).long()), "always", "(2, any number)", "(1, 2)",
+    ),
+    "places that are no integers": (
+        good(window=1, always=torch.zeros(2, 2)), "always", "integers", "float32",
+    ),
+    "places of packed sequences without an axis": (
+        packed(window=1, always=torch.zeros(2).long()), "always", "(2,)", "filled up with -1",
+    ),
+    "places elsewhere": (
+        good(window=1, always=torch.zeros(2, 1, device="meta").long()), "always", "device",
+    ),
     "key dtype": (good(key=torch.randn(2, 4, 7, 8).double()), "key", "float32", "cast"),
     "integer query": (good(query=torch.ones(2, 4, 5, 8).int()), "query", "floating", "int32"),
     "key device": (good(key=torch.randn(2, 4, 7, 8, device="meta")), "key", "device", "meta"),

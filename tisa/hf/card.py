@@ -65,6 +65,10 @@ def card_of(model: PreTrainedModel) -> str:
     }[tisa["positions"]]
     if tisa.get("keeps_relative_bias"):
         kept += " The model's own table of the offset stays as it was."
+    if tisa.get("window") is not None:
+        kept += f" A token sees others up to {tisa['window']} tokens away"
+        kept += ", and the first and the last one" * bool(tisa["sinks"]) + "."
+        kept += " These two see all." * tisa["sinks_see_all"]
     start = {
         "fit": "The scores were fitted to the attention of the model's own heads.",
         "zero": "The scores began at 0, where they change nothing.",

@@ -30,6 +30,7 @@ from tisa.store import tensors_digest
 PER_PLACE = ("position_ids", "token_type_ids")
 Positions = Literal["keep", "replace", "extend"]
 Start = Literal["reference", "zero", "fit"]
+Sinks = Literal["ends"]
 
 
 def convert(
@@ -43,6 +44,9 @@ def convert(
     fold: bool = True,
     fold_by: Literal["tokens", "inputs"] = "tokens",
     shared: bool = False,
+    window: int | None = None,
+    sinks: Sinks | None = None,
+    sinks_see_all: bool = False,
     calibration: Any = None,
     tokenizer: Any = None,
     progress: Callable[[int, int], None] | None = None,
@@ -72,12 +76,18 @@ def convert(
         fold_by: what counts alike in these vectors: the calibration's "tokens", or its "inputs",
             which is better where inputs are of very different lengths.
         shared: ALBERT: one scoring function for all passes, and not one for each.
+        window: how far a token sees, to both sides: time and memory then grow with the length, and
+            not with its square. None: without limit. Scores are fitted without it.
+        sinks: "ends": the first and the last real token of a sequence are seen by all, however far
+            away. (In a decoder nobody sees the last one before it is there.) None: none are. These
+            are tokens, not the learned logits which are called attention sinks elsewhere.
+        sinks_see_all: those two tokens also see all others; an encoder's, and without saving time.
         calibration: texts, pairs of texts or token ids, like those the model will see; for "fit"
             and for the fold. None: a small built-in English text, and a warning says so.
         tokenizer: for calibration by text; by default the one that lies beside the model.
         progress: called with (layers fitted, layers).
     """
-    check_flags("convert", fold=fold, shared=shared)
+    check_flags("convert", fold=fold, shared=shared, sinks_see_all=sinks_see_all)
     own_table = families.has_offset_table(model) and positions != "keep"
     own_table = own_table and num_kernels is None and init is None and scoring == "tisa"
     if num_kernels is None:
@@ -87,6 +97,7 @@ def convert(
         init = "fit" if positions != "keep" and num_kernels else "reference"
     _check(model, num_kernels, positions, init, shared, fold_by)
     _check_places(model, positions, num_places)
+    _check_window(model, window, sinks, sinks_see_all)
     if scoring != "tisa":
         from tisa.hf.other_scores import described_scoring
 
@@ -134,6 +145,11 @@ def convert(
 
             fit = fit_by_descent
         fit_scores(converted, model, batches_of(sequences, model), fit=fit, progress=progress)
+    if window is not None:
+        # Now: the fit's own texts are whole.
+        converted.config.tisa |= {
+            "format": 4, "window": window, "sinks": sinks, "sinks_see_all": sinks_see_all
+        }  # fmt: skip
     return converted.train(model.training)
 
 
@@ -193,6 +209,30 @@ def _check_places(model: PreTrainedModel, positions: str, num_places: int | None
         raise ValueError(
             f"convert: num_places must be a whole number from 2 to {most}, the table's positions, "
             f"got {num_places}"
+        )
+
+
+def _check_window(
+    model: PreTrainedModel, window: int | None, sinks: str | None, sinks_see_all: bool
+) -> None:
+    if sinks not in (None, "ends"):
+        raise ValueError(f'convert: sinks must be "ends" or None, got {sinks!r}')
+    if sinks_see_all and sinks is None:
+        raise ValueError('convert: sinks_see_all is for sinks, got none; take sinks="ends"')
+    if window is None:
+        if sinks is not None:
+            raise ValueError(f'convert: sinks is for a window, got "{sinks}" without one')
+        return
+    if not isinstance(window, int) or isinstance(window, bool) or window < 0:
+        raise ValueError(f"convert: window must be a whole number from 0, got {window!r}")
+    if sinks_see_all and families.is_causal(model):
+        raise ValueError(
+            "convert: sinks_see_all is for encoders: a token of a decoder that is the last one "
+            "while it is written would see what it does not see in a whole text"
+        )
+    if families.has_window(model):
+        raise ValueError(
+            "convert: window must be None for this model, whose layers have a window of their own"
         )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import BaseModelOutput
@@ -28,9 +29,9 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-# The highest format of a config that is read here: 1, or 2 with scores that are no kernels, or 3
-# with vectors at some places of the position table, or with MPNet's own table and no positions.
-FORMAT = 3
+# The highest format of a config that is read here: 1; with scores that are no kernels 2, with some
+# vectors of the position table, or MPNet's own table and no positions, 3; with a window 4.
+FORMAT = 4
 # No limit: more tokens than fit any memory.
 LIFTED = 2**20
 # Under these names a learned position table is found.
@@ -64,13 +65,7 @@ class Call:
 
     def to(self, device: Any, **options: Any) -> "Call":
         """Return it there: accelerate moves what a layer is given to where the layer is."""
-
-        def moved(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return tuple(moved(part) for part in value)
-            return value.to(device, **options) if isinstance(value, Tensor) else value
-
-        return Call(**{name: moved(value) for name, value in vars(self).items()})
+        return Call(**tree_map_only(Tensor, lambda x: x.to(device, **options), vars(self)))
 
 
 class Scores(nn.Module):
@@ -163,9 +158,12 @@ def _biased(module: Any, query: Tensor, key: Tensor, mask: Any, kwargs: dict[str
     biased = parts.to_matrix(vector, queries, keys).to(query.dtype).unsqueeze(0)
     if mask is not None:
         biased = biased + additive(mask, query.dtype)[..., :keys]
-    segments = segments_of(call_of(kwargs), queries, keys)
+    call = call_of(kwargs)
+    segments = segments_of(call, queries, keys)
     if segments is not None:
         biased = biased.masked_fill(~same_segment(segments), lowest)
+    hidden = beyond_window(module, biased, mask, segments, call.query_start)
+    biased = biased if hidden is None else biased.masked_fill(hidden, lowest)
     # Two very negative numbers may add up to −inf, and a row of those alone to NaN.
     return biased.clamp_min(lowest)
 
@@ -211,6 +209,22 @@ def segments_of(call: Call, queries: int, keys: int) -> Tensor | None:
 def same_segment(segments: Tensor) -> Tensor:
     """Return (batch, 1, length, length): which query may see which key of its packed sequence."""
     return (segments.unsqueeze(-1) == segments.unsqueeze(-2)).unsqueeze(1)
+
+
+def beyond_window(module: Any, dense: Tensor, mask: Any, segments: Any, start: Any) -> Any:
+    """Return where the window hides a key, or None: not the ends of what the masks show a query."""
+    tisa, (queries, keys), device = module.config.tisa, dense.shape[-2:], dense.device
+    if tisa.get("window") is None:
+        return None
+    first = keys - queries if start is None else start
+    k = torch.arange(keys, device=device) - torch.arange(queries, device=device)[:, None] - first
+    far = (k.abs() > tisa["window"])[None, None]
+    seen = far | True if mask is None else additive(mask, torch.half)[..., :keys] > -3e4
+    seen = seen if segments is None else seen & same_segment(segments)
+    ends = (seen.cumsum(-1) == 1) | (seen.flip(-1).cumsum(-1).flip(-1) == 1)
+    ends = ends & seen & bool(tisa["sinks"])
+    see_all = (ends & (k == 0)).any(-1, keepdim=True) & bool(tisa["sinks_see_all"])
+    return far & ~(ends | see_all)
 
 
 def additive(mask: Any, dtype: torch.dtype) -> Any:
@@ -336,6 +350,8 @@ class MPNetScores(OwnScores):
         vector = self.score_vector(length, length, Call())
         vector = vector if kept is None else vector + kept
         bias = parts.to_matrix(vector, length, length).to(dtype).unsqueeze(0)
+        hidden = beyond_window(self, bias, mask, None, None)
+        bias = bias if hidden is None else bias.masked_fill(hidden, torch.finfo(dtype).min / 2)
         return super(OwnScores, self).forward(hidden_states, additive(mask, dtype), bias, weights)
 
 
@@ -393,10 +409,7 @@ class Nothing(nn.Module):
 
 
 class Places(Nothing):
-    """What stands where a position table was: its vectors at some places, and lines between them.
-
-    Before the first of them and after the last the vector stays the same, so any place has one.
-    """
+    """What stands where a position table was: its vectors at some places, and lines between."""
 
     def __init__(self, knots: list[int], dim: int, dtype: Any) -> None:
         super().__init__()
@@ -416,9 +429,8 @@ class Places(Nothing):
 class Folded(Mixed):
     """Mixin: word embeddings that add what of the positions had nothing to do with order.
 
-    `fold` has three vectors: for every token but two, for the one that is always last, for the one
-    that is always first (which wins where they are the same). They depend on the token alone, and
-    are added on the way in only: output embeddings that share the weight have none.
+    `fold` has three vectors: for all tokens but two, the one that is always last, the one that is
+    always first (which wins). Output embeddings that share the weight have none.
     """
 
     first_token_id: int
@@ -544,10 +556,7 @@ def _names(called: Any) -> tuple[str, ...]:
 
 
 def _without_buffers(module: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
-    """Give the embeddings positions, so that no table of places limits them.
-
-    They are 0 where no vector is looked up, and else stock code's: RoBERTa and its kin count them.
-    """
+    """Give the embeddings positions that no table limits: 0 where no vector is looked up."""
     given = dict(zip(_names(type(module)), args, strict=False)) | kwargs
     tokens = given.get("input_ids")
     tokens = given["inputs_embeds"][..., 0] if tokens is None else tokens
@@ -595,9 +604,7 @@ def _announce(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
 
 @contextmanager
 def _small_table(config: Any) -> Iterator[None]:
-    """Have stock code make few positions where they are replaced, and set none of them:
-    GPT-BigCode squares their number, DistilBERT may set a table of sines.
-    """
+    """Have stock code make few positions where they are replaced: some square their number."""
     names = ("sinusoidal_pos_embds", "max_position_embeddings")
     sines, limit = (getattr(config, name, None) for name in names)
     if config.tisa["positions"] != "keep":
@@ -640,10 +647,7 @@ class Converted(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return the model from a folder or the hub; what lacks more than a head is an error.
-
-        Without its pooler where there is none in the checkpoint, and no head that needs one.
-        """
+        """Return the model; to lack more than a head, or a pooler of no head's, is an error."""
         wanted = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         body = "" if model.base_model is model else f"{model.base_model_prefix}."

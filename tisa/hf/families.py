@@ -92,6 +92,19 @@ def has_offset_table(model: PreTrainedModel) -> bool:
     return _has_mpnet(model)
 
 
+def is_causal(model: PreTrainedModel) -> bool:
+    """Return whether a token of the model sees none that comes later."""
+    return any(getattr(module, "is_causal", False) for module in attention_modules(model))
+
+
+def has_window(model: PreTrainedModel) -> bool:
+    """Return whether layers of the model have a window of their own."""
+    kinds = getattr(model.config, "layer_types", None) or ()
+    return any("sliding" in kind or "chunked" in kind for kind in kinds) or bool(
+        getattr(model.config, "sliding_window", None)
+    )
+
+
 def table_rows(model: PreTrainedModel) -> Float[Tensor, "positions dim"]:
     """Return the vectors of the positions from 0 on, of a model that has a learned table."""
     table = position_table(model)

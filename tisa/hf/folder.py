@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tisa.hf.calibration import default_texts, length_limit, pieces
-from tisa.hf.conversion import Positions, Start, convert
+from tisa.hf.conversion import Positions, Sinks, Start, convert
 from tisa.hf.distillation import distil
 from tisa.hf.measure import Score, measurements
 from tisa.hf.saving import load_stock, save
@@ -48,6 +48,9 @@ def convert_folder(
     num_kernels: int | None = None,
     fold: bool = True,
     shared: bool = False,
+    window: int | None = None,
+    sinks: Sinks | None = None,
+    sinks_see_all: bool = False,
     texts: list[str] | None = None,
     lengths: tuple[int, int] | None = None,
     distil_steps: int | None = None,
@@ -76,6 +79,9 @@ def convert_folder(
             model's own, which stays.
         fold: keep what position vectors say besides the order.
         shared: ALBERT: one scoring function for all passes.
+        window: how far a token sees, to both sides; None: without limit.
+        sinks: "ends": the first and the last token are seen by all; with a window.
+        sinks_see_all: those two also see all; costs as much time as no window.
         texts: to calibrate and distil on, and to measure on; half of them is held out for that.
         lengths: shortest and longest: calibrate on pieces of so many tokens, about.
         distil_steps: distil so many steps.
@@ -89,7 +95,9 @@ def convert_folder(
         finish: called with what is returned and the folder, before that has its name: what is
             written there is in `out` when the model is.
     """
-    check_flags("convert_folder", fold=fold, shared=shared, measured=measured)
+    check_flags(
+        "convert_folder", fold=fold, shared=shared, sinks_see_all=sinks_see_all, measured=measured
+    )
     out = Path(out).absolute()
     check_new_folder(out)
     for name, value in (("distil_steps", distil_steps), ("distil_minutes", distil_minutes)):
@@ -116,7 +124,8 @@ def convert_folder(
     converted = convert(
         original, positions=positions, num_places=num_places, init=init, scoring=scoring,
         num_kernels=num_kernels, fold=fold, fold_by="tokens" if lengths is None else "inputs",
-        shared=shared, calibration=calibration, tokenizer=tokenizer, progress=progress,
+        shared=shared, window=window, sinks=sinks, sinks_see_all=sinks_see_all,
+        calibration=calibration, tokenizer=tokenizer, progress=progress,
     ).eval()  # fmt: skip
     converted.config.tisa["made_from"]["weights"] = checkpoint.digests()
     if distil_steps is not None or distil_minutes is not None:

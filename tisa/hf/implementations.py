@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 from transformers.integrations.flex_attention import compile_friendly_flex_attention
-from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.masking_utils import bidirectional_mask_function, eager_mask, sdpa_mask
+from transformers.utils import is_tracing
 
 from tisa.hf import core
 from tisa.hf.core import Call, additive, call_of, is_causal, same_segment, segments_of
@@ -66,12 +67,20 @@ def on_operator(
     within = partial(band, module, query, call=call) if owner else lambda keys: None
     alone = attention_mask is None and query.shape[0] == 1 and queries == keys
     # Packed sequences, and perhaps something else that says who sees whom.
+    tisa = getattr(module.config, "tisa", {}) if owner else {}
+    alone = alone and not tisa.get("sinks_see_all")
     packed = call.packed if alone else None
     segments = None if packed is not None else segments_of(call, queries, keys)
     if segments is not None and alone and not torch.compiler.is_compiling():
         packed = _ends(segments)
     if packed is not None:
         ends, longest = packed
+        if tisa.get("window") is not None:
+            options["window"] = tisa["window"]
+            last = ends.diff() - 1
+            # An empty sequence has neither.
+            pair = torch.stack((last.clamp_max(0), last), -1)
+            options["always"] = pair if tisa["sinks"] else None
         output = attention(
             query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1),
             vector(longest, longest), cu_seqlens=ends, max_seqlen=longest, band=within(longest),
@@ -82,11 +91,45 @@ def on_operator(
         attention_mask = _within(segments, attention_mask)
     # Without a mask, more keys than queries of a stock model are a static cache that is begun.
     start = 0 if options["is_causal"] and not owner else call.query_start
+    attention_mask, windowed = window_of(module, query, keys, attention_mask, start)
+    scores = vector(queries, keys)
     output = attention(
-        query, key, value, vector(queries, keys), attn_mask=attention_mask, query_start=start,
-        band=within(keys), **options,
+        query, key, value, scores, attn_mask=attention_mask, query_start=start,
+        band=within(keys), **options, **windowed,
     )  # fmt: skip
     return _sunk(output, sinks).transpose(1, 2).contiguous(), None
+
+
+def window_of(
+    module: Any, query: Tensor, keys: int, mask: Tensor | None, start: Any
+) -> tuple[Tensor | None, dict[str, Any]]:
+    """Return the mask, and a window and its sinks for `tisa.attention`.
+
+    A mask that has a row for each query has each query's own ends: they, and the window, become a
+    part of the mask, which is as large as all pairs already.
+    """
+    tisa = getattr(module.config, "tisa", {}) if hasattr(module, "offset_scores") else {}
+    window = tisa.get("window")
+    if window is None:
+        return mask, {}
+    rows = mask is not None and mask.shape[-2] > 1
+    if rows or tisa["sinks_see_all"]:
+        pairs = query.new_empty(()).expand(query.shape[-2], keys)
+        hidden = core.beyond_window(module, pairs, mask, None, start)
+        if mask is None:
+            return ~hidden, {}
+        if mask.dtype == torch.bool:
+            return mask & ~hidden, {}
+        return mask.masked_fill(hidden, torch.finfo(mask.dtype).min), {}
+    if not tisa["sinks"]:
+        return mask, {"window": window}
+    if mask is None:
+        ends = torch.arange(2, device=query.device).mul(keys - 1).expand(query.shape[0], -1)
+        return mask, {"window": window, "always": ends}
+    seen = additive(mask, torch.float32)[:, 0, 0, :keys] > -3e4
+    seen = seen.expand(query.shape[0], -1).to(torch.int32)
+    ends = torch.stack((seen.argmax(-1), keys - 1 - seen.flip(-1).argmax(-1)), -1)
+    return mask, {"window": window, "always": ends}
 
 
 def _sunk(attended: Tensor | tuple[Tensor, Tensor], sinks: Tensor | None) -> Tensor:
@@ -137,6 +180,11 @@ def flex(
             'call model.eval(), or take attn_implementation="tisa"'
         )
     core.check(module, "flex_attention", attention_mask, kwargs)
+    if module.config.tisa.get("window") is not None:
+        raise ValueError(
+            'attn_implementation: "flex_attention" has no window with sinks; take "tisa", "sdpa" '
+            'or "eager"'
+        )
     queries = query.shape[-2]
     vector = core.visible_vector(module, query, key, attention_mask, kwargs)
     segments = segments_of(call, queries, key.shape[-2])
@@ -184,8 +232,23 @@ def mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
             + "call tisa.hf.fuse(model), or " * fused
             + 'take "eager"'
         )
+    padding = kwargs.get("attention_mask")
+    if padding is not None and _of_keys_alone(config, padding, kwargs):
+        # One row for all queries: with a window, a row for each would be all that is n × n.
+        return None if not is_tracing(padding) and padding.all() else padding[:, None, None, :]
     made = sdpa_mask if stock is None or stock._supports_sdpa else eager_mask
     return made(*args, config=config, **kwargs)
+
+
+def _of_keys_alone(config: Any, padding: Any, told: dict[str, Any]) -> bool:
+    """Return whether a windowed encoder's mask says which keys are there, and nothing else."""
+    return (
+        getattr(config, "tisa", {}).get("window") is not None
+        and told.get("mask_function") is bidirectional_mask_function
+        and isinstance(padding, Tensor)
+        and padding.ndim == 2
+        and padding.shape[-1] == told["kv_length"]
+    )
 
 
 @cache
@@ -227,9 +290,11 @@ def mpnet(
     length = hidden_states.shape[1]
     vector = module.score_vector(length, length, Call())
     vector = vector if kept is None else vector + kept
+    query = projected(module.q)
+    mask, windowed = window_of(module, query, length, mask, None)
     output = attention(
-        projected(module.q), projected(module.k), projected(module.v), vector, attn_mask=mask,
-        dropout_p=module.dropout.p if module.training else 0.0,
+        query, projected(module.k), projected(module.v), vector, attn_mask=mask,
+        dropout_p=module.dropout.p if module.training else 0.0, **windowed,
     )  # fmt: skip
     assert isinstance(output, Tensor)
     return (module.o(output.transpose(1, 2).flatten(-2)),)

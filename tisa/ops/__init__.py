@@ -6,6 +6,7 @@ Backends are tested against the reference. Every line imports only from lines ab
     dropout.py     which weights are dropped: a pure function of seed and place
     schema.py      an operator of PyTorch whose inputs are a NamedTuple
     validation.py  arguments in, a call or an error out
+    always.py      keys that a window does not hide, joined to what it shows
     scored.py      a scoring function in place of its scores
     repeats.py     a call that was made before is not looked at again
     reference.py   the specification

@@ -37,6 +37,7 @@ def attention(
     max_seqlen: int | None = None,
     query_start: int | Int[Tensor, ""] | None = None,
     window: int | Window | None = None,
+    always: Int[Tensor, "sequences places"] | None = None,
     band: Int32[Tensor, "heads 2"] | None = None,
     return_lse: bool = False,
     backend: str = "auto",
@@ -76,6 +77,9 @@ def attention(
             tensor for a static cache. By default the last query stands beside the last key. Where
             you pass scores, give it to the scoring function too.
         window: how far a query sees, to both sides or as (left, right); None is without limit.
+        always: places of keys that the window does not hide, (batch, places) or, packed, for each
+            sequence its own, counted from its first key; −1 is none. A causal or other mask hides
+            them as ever. Not a learned logit, which attention sinks are elsewhere.
         band: (heads, 2) offsets from `scoring.band(query.dtype)`; outside, a score is that of the
             band's edge, which also receives what comes back to it. "triton" skips work there. A
             scoring function in place of scores has its own.
@@ -94,7 +98,7 @@ def attention(
             ask=None if not _in_cpp() else _backend("triton").ask,
         )  # fmt: skip
     # Nothing else has a `repeat`; on a CPU that would be lost time, unless Triton is interpreted.
-    repeatable = cu_seqlens is None and key_scores is None
+    repeatable = cu_seqlens is None and key_scores is None and always is None
     if repeatable and (backend == "triton" or (backend == "auto" and _on_gpu(query))):
         told = (
             query, key, value, offset_scores, band, attn_mask,
@@ -123,6 +127,7 @@ def attention(
         max_seqlen=max_seqlen,
         query_start=query_start,
         window=window,
+        always=always,
         band=band,
         return_lse=return_lse,
     )

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 
 import torch
 
-from tisa.offsets import Window, hold_outside, offset_range, recentred, span, to_matrix, visible
+from tisa.offsets import (
+    Window,
+    hold_outside,
+    offset_of,
+    offset_range,
+    recentred,
+    span,
+    to_matrix,
+    visible,
+)
 from tisa.shapes import Bool, Float, Int, Int32, Tensor
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
@@ -38,6 +47,8 @@ class Call:
     cu_seqlens: Int32[Tensor, " ends"] | None
     max_seqlen: int
     return_lse: bool
+    # For each sequence places of keys that the window does not hide; −1 is none.
+    always: Int[Tensor, "sequences places"] | None = None
 
     @property
     def packed(self) -> bool:
@@ -89,10 +100,11 @@ class Call:
             right = 0 if right is None else min(right, 0)
         return left, right
 
-    def offset_logits(self) -> Float[Tensor, "heads_or_1 span"] | None:
+    def offset_logits(self, *, windowed: bool = True) -> Float[Tensor, "heads_or_1 span"] | None:
         """Return what each offset adds to the logits; None when no offset adds anything.
 
-        The scores, held constant outside the band, and −inf where a query may not look.
+        The scores, held constant outside the band, and −inf where a query may not look; with
+        `windowed` off where it may not look for another reason than the window.
         """
         queries, keys = self.lengths
         offsets = offset_range(
@@ -103,7 +115,8 @@ class Call:
             scores = scores.to(self.dtype)
             if self.band is not None:
                 scores = hold_outside(scores, self.band, offsets)
-        seen = visible(offsets, self.reach)
+        reach = self.reach if windowed else (None, 0 if self.is_causal else None)
+        seen = visible(offsets, reach)
         if seen is None:
             return scores
         if scores is None:
@@ -115,7 +128,7 @@ class Call:
 
         Each axis has its full length or 1. This is the n × n tensor that other backends avoid.
         """
-        vector, logits = self.offset_logits(), None
+        vector, logits = self.offset_logits(windowed=self.always is None), None
         if vector is not None and not self.packed:
             logits = to_matrix(vector, *self.lengths).unsqueeze(0)
         if self.packed:
@@ -126,6 +139,10 @@ class Call:
             vector = recentred(vector, self.max_seqlen, queries)
             logits = to_matrix(vector, queries, queries).unsqueeze(0)
             logits = logits.masked_fill(~self.same_sequence(), -torch.inf)
+        if self.always is not None:
+            if logits is None:
+                logits = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.query.device)
+            logits = logits.masked_fill(self._beyond_the_window(), -torch.inf)
         if self.key_scores is not None:
             columns = self.key_scores.T.unsqueeze(0) if self.packed else self.key_scores
             columns = columns.to(self.dtype).unsqueeze(2)
@@ -137,6 +154,25 @@ class Call:
         if self.attn_mask.dtype == torch.bool:
             return logits.masked_fill(~self.attn_mask, -torch.inf)
         return logits + hiding(self.attn_mask, self.dtype)
+
+    def _beyond_the_window(self) -> Bool[Tensor, "b 1 q k"]:
+        assert self.always is not None
+        axis = 0 if self.packed else 2
+        queries, keys, start = self.query.shape[axis], self.key.shape[axis], self.query_start
+        i = torch.arange(queries, device=self.query.device)
+        j = torch.arange(keys, device=self.query.device)
+        if self.packed:
+            assert self.cu_seqlens is not None
+            # Of a packed token its place in its own sequence.
+            number = self.sequence_of_token().clamp_min(0)
+            own = j - self.cu_seqlens[number]
+            shown = (self.always[number] == own.unsqueeze(-1)).any(-1).unsqueeze(0)
+        else:
+            shown = (self.always.unsqueeze(-1) == j).any(1)
+        seen = visible(offset_of(i[:, None], j[None, :], start), self.window)
+        if seen is None:
+            seen = torch.ones(1, 1, dtype=torch.bool, device=self.query.device)
+        return ~(seen[None, None] | shown[:, None, None, :])
 
     def sequence_of_token(self) -> Int[Tensor, " total"]:
         """Return the number of each packed token's sequence; −1 after the last one."""

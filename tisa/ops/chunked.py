@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tisa.offsets import recentred
+from tisa.ops.always import joined
 from tisa.ops.blocks import Blocks
 from tisa.ops.call import Call, transformed, without_autocast
 from tisa.ops.dropout import dropout_seed
@@ -78,7 +79,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         call.dropout_p,
     )
     output, lse, _ = _forward(*inputs)
-    return output, lse
+    return (output, lse) if call.always is None else joined(call, output, lse)
 
 
 @torch.library.custom_op("tisa::chunked_forward", mutates_args=(), schema=schema_of(3, _Inputs))

@@ -30,6 +30,8 @@ def refuses(call: Call) -> str | None:
     device = call.query.device.type
     if call.dropout_p > 0:
         return "FlexAttention has no dropout"
+    if call.always is not None:
+        return "it has no keys that a window does not hide"
     if call.query.dtype == torch.float64:
         return "FlexAttention's kernels do not compute in float64"
     if transformed():

@@ -33,6 +33,7 @@ def checked_call(
     max_seqlen: int | None,
     query_start: int | Tensor | None,
     window: int | Window | None,
+    always: Tensor | None,
     band: Tensor | None,
     return_lse: bool,
 ) -> Call:
@@ -42,7 +43,7 @@ def checked_call(
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         _check_tensor(name, tensor, "convert it with torch.as_tensor")
     tensors = {"attn_mask": attn_mask, "key_scores": key_scores, "cu_seqlens": cu_seqlens,
-               "band": band}  # fmt: skip
+               "always": always, "band": band}  # fmt: skip
     for name, optional in tensors.items():
         if optional is not None:
             _check_tensor(name, optional, "convert it with torch.as_tensor")
@@ -88,7 +89,9 @@ def checked_call(
         cu_seqlens=cu_seqlens,
         max_seqlen=longest,
         return_lse=return_lse,
+        always=always,
     )
+    _check_always(always, call)
     if offset_scores is not None:
         _check_scores(offset_scores, call)
     if band is not None:
@@ -351,6 +354,22 @@ def _check_key_scores(key_scores: Tensor, call: Call) -> None:
             "expand what is the same for several, key_scores.expand(…)",
         )
     _check_device("key_scores", key_scores, call)
+
+
+def _check_always(always: Tensor | None, call: Call) -> None:
+    if always is None:
+        return
+    sequences = call.query.shape[0]
+    if call.packed:
+        assert call.cu_seqlens is not None
+        sequences = call.cu_seqlens.shape[0] - 1
+    shape, wanted = tuple(always.shape), (torch.int32, torch.int64)
+    if always.dtype not in wanted or always.ndim != 2 or shape[0] != sequences:
+        refuse(
+            "always", f"integers of shape (sequences, places) = ({sequences}, any number)",
+            f"{always.dtype} {shape}", "a sequence that has fewer places is filled up with -1",
+        )  # fmt: skip
+    _check_device("always", always, call)
 
 
 def _check_exact(argument: str, scores: Tensor, call: Call, remedy: str) -> None:

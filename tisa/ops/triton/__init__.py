@@ -11,14 +11,17 @@ docs/attention.md derives it. Every line imports only from lines above it:
     backward_key.py    the gradients of key and value
     small.py           the whole backward pass of short sequences
     decode.py          one query against many keys
+    join.py            keys that the window does not hide
     configs.py         tile sizes
     problem.py         a call's inputs as the kernels read them
     plan.py            which kernels a forward pass launches
     plan_backward.py   which a backward pass launches: only what is needed
+    plan_join.py       which add keys that the window does not hide
     launching.py       how they are launched, and remembered
     native.py          the same in C++ (native.cpp), without Python
     asking.py          a scoring function's scores and band in C++
     operators.py       what PyTorch sees of it
+    joined.py          the same with keys that the window does not hide
 """
 
 import math
@@ -26,10 +29,11 @@ import math
 import torch
 from torch import Tensor
 
+from tisa.ops import always
 from tisa.ops.call import Call, needs_gradient, transformed
 from tisa.ops.dropout import dropout_seed
 from tisa.ops.repeats import Repeat
-from tisa.ops.triton import operators
+from tisa.ops.triton import joined, operators
 from tisa.ops.triton.asking import ask as ask
 from tisa.ops.triton.forward import forward_kernel
 from tisa.ops.triton.problem import Inputs
@@ -79,12 +83,18 @@ def _new_enough(device: torch.device) -> bool:
 
 def attend(call: Call) -> tuple[Tensor, Tensor | None]:
     """Return the attention output in the query's dtype and, if asked for, the log-sum-exp."""
-    output, statistics = operators.attend(
-        _inputs(call, dropout_seed(call.query) if call.dropout_p > 0 else None),
-        inference=not needs_gradient(
-            call.query, call.key, call.value, call.scores, call.key_scores
-        ),
-    )
+    inference = not needs_gradient(call.query, call.key, call.value, call.scores, call.key_scores)
+    inputs = _inputs(call, dropout_seed(call.query) if call.dropout_p > 0 else None)
+    if call.always is None:
+        output, statistics = operators.attend(inputs, inference=inference)
+    elif joined.can_join(inputs, call.always):
+        output, statistics = joined.attend(
+            inputs, call.always, causal=call.is_causal, inference=inference
+        )
+    else:
+        output, lse = attend(always.windowed(call))
+        assert lse is not None
+        return always.joined(call, output, lse)
     if not call.return_lse:
         return output, None
     return output, _log_sum_exp(call, statistics)

@@ -86,7 +86,7 @@ def _scratch(ready: Prepared, size: int) -> Tensor:
 def run_backward(ready: Prepared, upstream: Upstream, needs: Needs) -> Five:
     """Return the gradients; one that is not needed is an empty tensor."""
     inputs = ready.inputs
-    computed = _computed(needs)
+    computed = computed_with(needs)
     upstream = Upstream(
         loadable(upstream.grad_output), upstream.grad_statistics, loadable(upstream.output),
         upstream.statistics,
@@ -106,12 +106,12 @@ def run_backward(ready: Prepared, upstream: Upstream, needs: Needs) -> Five:
 def _backward(upstream: Upstream, needs: Needs) -> Hashable:
     """Return which backward pass it is."""
     # They may lie in any way; the rest is as the inputs make it.
-    return _computed(needs), layout(upstream.grad_output), layout(upstream.grad_statistics)
+    return computed_with(needs), layout(upstream.grad_output), layout(upstream.grad_statistics)
 
 
 def _written_backward(ready: Prepared, needs: Needs) -> tuple[Five, Tensor]:
     """Return new tensors for what a backward pass writes: gradients and scratch memory."""
-    computed = _computed(needs)
+    computed = computed_with(needs)
     inputs = ready.inputs
     size = _size(ready, computed, lambda: plan_backward.scratch_numbers(Problem(inputs), computed))
     return _new_gradients(inputs, needs), _scratch(ready, size)
@@ -142,7 +142,7 @@ def _like(tensor: Tensor, cu_seqlens: Tensor | None, width: int) -> Tensor:
     return new if cu_seqlens is None else new.zero_()
 
 
-def _computed(needs: Needs) -> Needs:
+def computed_with(needs: Needs) -> Needs:
     """Return which gradients are computed: those of keys, values and keys' scores come together."""
     query, key, value, scores, key_scores = needs
     keys = key or value or key_scores
@@ -150,7 +150,7 @@ def _computed(needs: Needs) -> Needs:
 
 
 def _new_gradients(inputs: Inputs, needs: Needs) -> Five:
-    query, key, value, scores, key_scores = _computed(needs)
+    query, key, value, scores, key_scores = computed_with(needs)
     # An operator cannot return "no tensor"; an empty one stands for it.
     none = inputs.query.new_empty
     ends = inputs.cu_seqlens
