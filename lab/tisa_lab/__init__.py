@@ -7,9 +7,9 @@
   sweep.py      jobs in, every job's record in a folder, whatever is killed
 
 `criteria/` is Table 1, measured; `glue/` is Table 3; `pretrain/` trains language models,
-`extrapolation/` reads past their training length, `evaluation/` asks what they can do, `long/` reads
-long texts with converted encoders, `probes/` needs no corpus; `demo/` tells the whole story about
-one model; `cli/` is the command `tisa-lab`.
+`extrapolation/` reads past their training length, `evaluation/` asks what they can do, `long/`
+reads long texts with converted encoders, `probes/` needs no corpus; `demo/` tells the whole story
+about one model; `cli/` is the command `tisa-lab`.
 """
 
 __version__ = "0.1.0"

@@ -517,9 +517,7 @@ def shared_kernel(rules, found, shares, items, heads, queries, keys, HEADS: tl.c
         tl.store(found + tl.program_id(0) * 4 + number, numbers[number])
 
 
-@pytest.mark.parametrize(
-    ("widths", "items"), [((3, 2047, 0), 256), ((5, 900, 300), 7)], ids=str
-)
+@pytest.mark.parametrize(("widths", "items"), [((3, 2047, 0), 256), ((5, 900, 300), 7)], ids=str)
 def test_heads_share_the_programs_by_what_their_bands_cost(widths, items):
     """All programs run at once, so the one with the most to do decides how long it takes."""
     programs, tiles_of_row = 48, 32
