@@ -10,6 +10,8 @@ import math
 import re
 from pathlib import Path
 
+from tisa_lab.evaluation.rates import curves_of, gate
+from tisa_lab.evaluation.report import answered, best_of_rates, by_rate
 from tisa_lab.extrapolation.report import by_method, mean_loss
 from tisa_lab.extrapolation.report import markdown as far_tables
 from tisa_lab.pretrain.report import groups_of, markdown, read_records
@@ -36,6 +38,11 @@ EXTENDED = {
     name: json.loads((DOCS / f"records/2026-11-19-extend-{name}.json").read_text())["rows"]
     for name in ("minilm", "mpnet")
 }
+# Of a run that is in two of them the later one counts.
+RATES = curves_of([
+    record for path in sorted(DOCS.glob("records/*-rates/records.jsonl"))
+    for record in read_records(path)
+])  # fmt: skip
 FAR = json.loads((PRETRAIN / "causal/extrapolation.json").read_text())
 WHERE = {"tisa": "one for each layer", "tisa layers=shared": "one for all layers",
          "tisa layers=first": "in the first layer only", "none": "none"}  # fmt: skip
@@ -116,6 +123,31 @@ def rates():
     for name, (loss, rate, seeds) in sorted(best.items(), key=lambda item: item[1][0]):
         lines.append([name, f"{loss:.3f}", rate, seeds, f"{own[name].mean:.4f}"])
     return table(*lines)
+
+
+def decoder_rates():
+    """Return each decoder's perplexity at each rate."""
+    heads, rows = by_rate(RATES)
+    return table(heads, *rows)
+
+
+def decoder_best():
+    """Return each decoder at its best rate, and the range of rates around it."""
+    heads, rows = best_of_rates(RATES)
+    return table(heads, *rows)
+
+
+def decoder_gate():
+    """Return in words whether decoders with absolute positions are apart from those with none."""
+    return gate(RATES) + "\n"
+
+
+def decoder_answers():
+    """Return what the decoders were asked: nothing where no record has an answer."""
+    return "".join(
+        f"{title} (a method's best rate).\n\n{table(heads, *rows)}\n"
+        for title, (heads, rows) in answered(RATES).items()
+    )
 
 
 def encoder():
@@ -407,7 +439,8 @@ def extended_beyond():
     return table(*lines)
 
 
-RESULTS = (shares, far, rates, encoder, where)
+RESULTS = (shares, far, decoder_rates, decoder_best, decoder_gate, decoder_answers, rates, encoder,
+           where)  # fmt: skip
 PAGES = {"results.md": RESULTS, "huggingface.md": (scored, extended, extended_beyond),
          "reliability.md": (faults, flips, calls), "fused.md": (fused, fused_gpu, probe, real),
          "../README.md": (fused_steps,), "attention.md": (whole_call, gated),

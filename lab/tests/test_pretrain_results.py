@@ -67,6 +67,27 @@ def test_what_is_said_of_sliding_windows():
     assert f"from 512 to 8,192 ({', '.join(told)})" in page
 
 
+def test_what_is_said_of_rates():
+    page, named = words_of("docs/results.md"), {curve.label: curve for curve in tables.RATES}
+
+    def widths(*labels):
+        ranges = [named[label].within(0.1) for label in labels]
+        return [f"{high / low:.1f}" for low, high, _ in ranges]
+
+    decay = widths("near-far", *(n for n in named if "layers=each" in n), "tisa-v2", "alibi")
+    assert f"over a factor of {min(decay)} to {max(decay)} in the rate" in page
+    bare = widths("tisa", "t5", "tupe-a", "none", "absolute")
+    assert f"over a factor of {min(bare)} to {max(bare)}, and rotary" in page
+    assert f"rotary positions over {widths('rotary')[0]}" in page
+    ours, other = named["near-far"], named["kerple-log layers=each"]
+    behind = other.perplexity(other.best) / ours.perplexity(ours.best) - 1
+    assert f"KERPLE log is {100 * behind:.1f} % behind" in page
+    pairs = zip(ours.losses(ours.best), other.losses(other.best), strict=True)
+    assert all(one < another for one, another in pairs)
+    three = [named[n].perplexity(named[n].best) for n in ("tisa", "t5", "rotary")]
+    assert f"lie within {100 * (max(three) / min(three) - 1):.1f} % of each other" in page
+
+
 def test_what_is_said_of_the_review():
     """Its numbers are those of its record, and marked as what they are."""
     page, review = words_of("docs/results.md"), tables.REVIEW

@@ -132,7 +132,7 @@ def gate(curves: list[Curve], *, times: float = 5.0) -> str:
     )
     known = [spread for spread in spreads if spread is not None]
     if len(known) < len(spreads):
-        return f"{told} One of them has a single seed there: the gate cannot be decided."
+        return f"{told} With one seed of either, the gate cannot be decided."
     ratio = abs(a - b) / max(known) if max(known) else math.inf
     passed = "is passed" if ratio > times and b < a else "is not passed"
     return f"{told} That is {ratio:.1f} times the spread over seeds: the gate ({times:g}) {passed}."

@@ -17,16 +17,20 @@ def page(curves: list[Curve]) -> str:
     """Return everything that the records have, as Markdown."""
     parts = ["## Loss against the learning rate", "", markdown(*by_rate(curves)), "",
              markdown(*best_of_rates(curves)), "", gate(curves)]  # fmt: skip
-    titles = {"BLiMP, % right": blimp, "Sliding windows: perplexity": windows,
-              "Recall, % right": recall, "Copying, % right (gain in nats)": copying}  # fmt: skip
-    for title, made in titles.items():
-        heads, rows = made(curves)
-        if rows:
-            parts += ["", f"## {title}", "", markdown(heads, rows)]
+    for title, made in answered(curves).items():
+        parts += ["", f"## {title}", "", markdown(*made)]
     wrong = failed(curves)
     if wrong:
         parts += ["", "## What failed", "", *(f"- {line}" for line in wrong)]
     return "\n".join(parts) + "\n"
+
+
+def answered(curves: list[Curve]) -> dict[str, Table]:
+    """Return what models were asked, each part that some of them answered, by its title."""
+    titles = {"BLiMP, % right": blimp, "Sliding windows: perplexity": windows,
+              "Recall, % right": recall, "Copying, % right (gain in nats)": copying}  # fmt: skip
+    found = {title: made(curves) for title, made in titles.items()}
+    return {title: table for title, table in found.items() if table[1]}
 
 
 def failed(curves: list[Curve]) -> list[str]:
