@@ -8,15 +8,12 @@ from itertools import product
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 import tisa
 from budget import assert_within_budget, eager
 from cases import CASES, EMPTY, KEYED, Case, hidden_two_ways, leaves
 from tisa.ops import triton as backend
-from tisa.ops.triton import configs, plan, plan_backward, scores, tiles
-from tisa.ops.triton.arguments import Rules
+from tisa.ops.triton import configs, plan, plan_backward
 from tisa.ops.triton.problem import Inputs, Problem, statistics_shape
 
 pytestmark = pytest.mark.skipif(
@@ -506,42 +503,3 @@ def test_every_configuration_keeps_the_rules(width, size, keys):
         for copy_engine in (False, True):
             # Checked where they are made.
             configs.config(width, size, keys, causal=causal, copy_engine=copy_engine)
-
-
-@triton.jit
-def shared_kernel(rules, found, shares, items, heads, queries, keys, HEADS: tl.constexpr):
-    frame = tiles.frame_of(rules, queries, keys, keys - queries)
-    share = scores.share_of(rules, frame, items, heads, shares, 64, HEADS)
-    numbers = (share.head, share.number, share.programs, share.items)
-    for number in tl.static_range(4):
-        tl.store(found + tl.program_id(0) * 4 + number, numbers[number])
-
-
-@pytest.mark.parametrize(("widths", "items"), [((3, 2047, 0), 256), ((5, 900, 300), 7)], ids=str)
-def test_heads_share_the_programs_by_what_their_bands_cost(widths, items):
-    """All programs run at once, so the one with the most to do decides how long it takes."""
-    programs, tiles_of_row = 48, 32
-    band = torch.tensor([[-w, w] for w in widths], dtype=torch.int32)
-    vector = torch.zeros(3, 4095)
-    found = torch.zeros(programs, 4, dtype=torch.int32)
-    ends = torch.zeros(3, dtype=torch.int32)
-    rules = Rules(vector, band, *[None] * 6, 1.0)
-    shared_kernel[(programs,)](rules, found, ends, items, 3, 2048, 2048, HEADS=4)
-    done = [[] for _ in widths]
-    work = []
-    for head, number, several, own in found.tolist():
-        mine = list(range(number, own, several))
-        done[head] += mine
-        # Tiles in the band count twice: as many as the offsets from −w to w have of a tile's.
-        turned = sum(
-            abs(j - i) * 64 < widths[head] + 64 for i in range(32) for j in range(tiles_of_row)
-        )
-        work.append(len(mine) * (4 + tiles_of_row + turned / 32))
-    # Everything is done, and by one program.
-    assert [sorted(x) for x in done] == [list(range(items))] * 3
-    counts = torch.tensor([0, *ends.tolist()]).diff().tolist()
-    alike = [4 + tiles_of_row + 32] * 3
-    assert max(work) <= max(alike) * -(-items // (programs // 3))
-    if items == 256:
-        assert counts[1] > 1.4 * max(counts[0], counts[2])
-        assert max(work) < 1.15 * sum(work) / programs

@@ -89,8 +89,6 @@ class Written(NamedTuple):
     query: Strided | None
     sums: Any
     sides: Any
-    # Where each head's programs end (`scores.share_of`).
-    shares: Any
 
 
 class Counts(NamedTuple):
@@ -132,8 +130,6 @@ class Fixed(NamedTuple):
     BOTH_SIDES: bool = False
     # Threads that share a diagonal (scores.py).
     PARTS: int = 0
-    # Heads, padded, where they share the programs of the query kernel (`scores.share_of`).
-    HEADS: int = 0
     # Plain and other tiles in one loop (backward_key.py).
     ONE_LOOP: bool = False
     # Gradients are stored through descriptors (small.py).

@@ -173,23 +173,13 @@ def query_kernel(
     """Write delta, the query's gradient and a program's sums for the gradient of the scores.
 
     `written.query` or `written.sums` may be None; without both only delta is computed. A program
-    takes some of a head's tiles of queries, all of one head so that their sums are one: `programs`
-    share a head, or with `written.shares` as many as its band asks for.
+    takes some of a head's tiles of queries, all of one head so that their sums are one.
     `written.sides` holds for each program what lies below the band, and with BOTH_SIDES what lies
     above it; otherwise what lies in it, from which that follows (`scores.entry_kernel`).
     """
     BLOCK: tl.constexpr = FIXED.BLOCK_M
+    head = tl.program_id(0) // programs
     frame = tiles.frame_of(rules, queries, keys, start)
-    items = sequences * counts.tiles
-    if written.shares is not None:
-        share = scores.share_of(
-            rules, frame, items, counts.heads, written.shares, BLOCK, FIXED.HEADS
-        )
-    else:
-        share = scores.Share(
-            tl.program_id(0) // programs, tl.program_id(0) % programs, programs, items
-        )
-    head = share.head
     ends = tiles.band_ends(rules, head)
     band = tiles.band_of(rules, ends, frame)
     edges = tiles.edge_scores(rules, head, band, frame, FIXED)
@@ -206,10 +196,12 @@ def query_kernel(
         tl.zeros([BLOCK], tl.float32),
         tl.zeros([BLOCK * FIXED.PARTS // 2], tl.float32),
     )
-    for begin in tl.range(0, share.items, share.programs):
+    items = sequences * counts.tiles
+    for begin in tl.range(0, items, programs):
         # There and back again, so that nobody has only long rows of a causal mask.
-        back = begin // share.programs % 2 == 1
-        item = begin + tl.where(back, share.programs - 1 - share.number, share.number)
+        number = tl.program_id(0) % programs
+        back = begin // programs % 2 == 1
+        item = begin + tl.where(back, programs - 1 - number, number)
         is_there = item < items
         item = tl.minimum(item, items - 1)
         tile = item % counts.tiles

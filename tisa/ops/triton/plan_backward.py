@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -32,6 +31,9 @@ ENTRIES = 32
 # Of a large GPU. Kernels whose programs take many tiles, one after the other, have so many programs
 # (or a small multiple).
 MULTIPROCESSORS = 132
+# Heads with a wide band take longer than others: with several times as many programs as run at
+# once, whoever is done takes the next. Each has sums of its own in memory: not for more numbers.
+TURNS, MOST_NUMBERS = 4, 2**14
 
 
 # Which of the gradients are wanted, in the order of `Gradients`.
@@ -65,20 +67,19 @@ def scratch_numbers(problem: Problem, wanted: Needs) -> int:
     return sum(_scratch(problem, wanted))
 
 
-def _scratch(problem: Problem, wanted: Needs) -> tuple[int, int, int, int]:
-    """Return the sizes of delta, the sums of diagonals, those beside the band, and the shares."""
+def _scratch(problem: Problem, wanted: Needs) -> tuple[int, int, int]:
+    """Return the sizes of delta, the sums of diagonals, and the sums beside the band."""
     query, key, _, scores, _ = wanted
     if problem.small and query and key:
         small = _small_tiles(problem)
         programs = problem.heads * _small_programs(problem) if scores else 0
-        return 0, programs * 2 * small.block_m, 0, 0
+        return 0, programs * 2 * small.block_m, 0
     _, rows, places = statistics_shape(problem.inputs.query, problem.inputs.cu_seqlens)
-    sums = sides = shares = 0
+    sums = sides = 0
     if scores:
-        programs = _query_programs(problem, True)
+        programs = problem.heads * _query_programs(problem, True)
         sums, sides = programs * _numbers(problem), programs * 2
-        shares = problem.heads if _balanced(problem) else 0
-    return rows * places, sums, sides, shares
+    return rows * places, sums, sides
 
 
 def backward(
@@ -95,13 +96,11 @@ def backward(
             query, key, value, gradients.scores, None if of_keys is None else of_keys.t()[None]
         )
     wanted = tuple(g is not None for g in gradients)
-    delta, sums, sides, shares = scratch.split(_scratch(problem, wanted))  # type: ignore[arg-type]
+    delta, sums, sides = scratch.split(_scratch(problem, wanted))  # type: ignore[arg-type]
     if problem.small and gradients.query is not None and gradients.key is not None:
         return _small(problem, upstream, gradients, sums)
     delta = delta.view(upstream.statistics.shape[1:])
-    # Each as large as a float32.
-    ends = shares.view(torch.int32) if _balanced(problem) else None
-    launches = [_query(problem, upstream, delta, gradients, sums, sides, ends)]
+    launches = [_query(problem, upstream, delta, gradients, sums, sides)]
     if gradients.key is not None and gradients.value is not None:
         launches.append(
             _key(problem, upstream, delta, gradients.key, gradients.value, gradients.key_scores)
@@ -110,8 +109,7 @@ def backward(
         launches.append(
             _entries(
                 problem, problem.tiles.trained.block_m, sums, sides, gradients.scores,
-                _query_programs(problem, True) // problem.heads, shares=ends,
-                both_sides=_both_sides(problem, upstream),
+                _query_programs(problem, True), both_sides=_both_sides(problem, upstream),
             )
         )  # fmt: skip
     return launches
@@ -124,7 +122,6 @@ def _query(
     gradients: Gradients,
     sums: Tensor,
     sides: Tensor,
-    shares: Tensor | None,
 ) -> Launch:
     trained = gradients.scores is not None
     tiles = _query_tiles(problem, trained)
@@ -145,11 +142,10 @@ def _query(
             None if gradients.query is None else strided(gradients.query),
             sums if trained else None,
             sides if trained and problem.inputs.band is not None else None,
-            shares if trained else None,
         ),
         counts=Counts(problem.heads, problem.count(tiles.block_m)),
         sequences=problem.sequences,
-        programs=programs // problem.heads,
+        programs=programs,
         **problem.lengths,
         FIXED=problem.fixed(
             tiles.block_m,
@@ -158,11 +154,10 @@ def _query(
             BACKWARDS=problem.inputs.right is not None,
             BOTH_SIDES=_both_sides(problem, upstream),
             PARTS=tiles.parts,
-            HEADS=triton.next_power_of_2(problem.heads) if trained and shares is not None else 0,
         ),
         **compiled_as(problem, tiles),
     )
-    return Launch(query_kernel, programs, arguments)
+    return Launch(query_kernel, problem.heads * programs, arguments)
 
 
 def _query_tiles(problem: Problem, trained: bool) -> Tiles:
@@ -175,21 +170,15 @@ def _query_tiles(problem: Problem, trained: bool) -> Tiles:
     return tiles
 
 
-def _balanced(problem: Problem) -> bool:
-    """Return whether heads share the programs of the query kernel by the width of their bands."""
-    return problem.inputs.band is not None and problem.heads > 1
-
-
 def _query_programs(problem: Problem, trained: bool) -> int:
-    """Return how many programs share the tiles of all heads."""
+    """Return how many programs share the tiles of a head."""
     items = problem.sequences * problem.count(problem.tiles.query.block_m)
     if not trained:
-        return problem.heads * items
-    most = MULTIPROCESSORS * _query_tiles(problem, trained).resident
-    if _balanced(problem):
-        return max(problem.heads, min(most, problem.heads * items))
-    each = max(1, most // problem.heads)
-    return problem.heads * triton.cdiv(items, triton.cdiv(items, each))
+        return items
+    at_once = MULTIPROCESSORS * _query_tiles(problem, trained).resident
+    uneven = problem.inputs.band is not None and _numbers(problem) <= MOST_NUMBERS
+    most = max(1, at_once * (TURNS if uneven else 1) // problem.heads)
+    return triton.cdiv(items, triton.cdiv(items, most))
 
 
 def _numbers(problem: Problem) -> int:
@@ -240,14 +229,12 @@ def _entries(
     grad_scores: Tensor,
     programs: int,
     *,
-    shares: Tensor | None = None,
     both_sides: bool = False,
 ) -> Launch:
     """Return what adds up the programs' sums; without `sides` a sequence is one tile."""
     arguments = dict(
         sums=sums,
         sides=None if problem.inputs.band is None else sides,
-        shares=shares,
         grad_scores=grad_scores,
         # What it does not look at would only make it another kernel.
         rules=problem.rules._replace(mask=None, dropout=None),

@@ -22,16 +22,6 @@ from tisa.ops.triton import tiles
 from tisa.ops.triton.arguments import CHANGING
 
 
-class Share(NamedTuple):
-    """What a program does: one of a head's programs, which take that head's items in turns."""
-
-    head: Any
-    number: Any
-    # Programs of the head; items are 0 for a program that has nothing to do.
-    programs: Any
-    items: Any
-
-
 class Diagonals(NamedTuple):
     """The diagonals of tiles that reach into the band: the first, and the first after them."""
 
@@ -52,66 +42,6 @@ def diagonals(band, frame, BLOCK: tl.constexpr):
     last = tl.minimum(_floor(band.high + BLOCK - 2, BLOCK), _floor(frame.far + BLOCK - 1, BLOCK))
     last = tl.minimum(last, tl.cdiv(frame.keys, BLOCK) - 1)
     return Diagonals(first, tl.maximum(last + 1, first))
-
-
-@triton.jit
-def _work(rules, frame, BLOCK: tl.constexpr, HEADS: tl.constexpr, heads):
-    """Return what a tile of queries costs in each head, in tiles: one that is turned counts twice.
-
-    Of eight tiles of queries, from the first to the last.
-    """
-    head = tl.minimum(tl.arange(0, HEADS), heads - 1)[:, None]
-    tile = (2 * tl.arange(0, 8)[None, :] + 1) * tl.cdiv(frame.queries, BLOCK) // 16
-    i0 = tile * BLOCK
-    ends = tl.maximum(tl.minimum(frame.keys, i0 + BLOCK + frame.far), 0)
-    last = tl.cdiv(ends, BLOCK)
-    first = tl.minimum(tl.maximum(i0 + frame.near, 0) // BLOCK, last)
-    inside = diagonals(tiles.band_of(rules, tiles.band_ends(rules, head), frame), frame, BLOCK)
-    turned = tl.minimum(tile + inside.end, last) - tl.maximum(tile + inside.first, first)
-    # What comes before and after a row of tiles takes as long as four tiles.
-    found = tl.sum((4 + last - first + tl.maximum(turned, 0)).to(tl.float32), 1)
-    return tl.where(tl.arange(0, HEADS) < heads, found, 0.0)
-
-
-@triton.jit
-def _fitting(limit, work, items):
-    """Return how many programs each head needs if none may have more work than the limit."""
-    most = tl.maximum((limit / tl.maximum(work, 1.0)).to(tl.int32), 1)
-    return tl.where(work > 0, tl.cdiv(items, most), 0)
-
-
-@triton.jit
-def share_of(rules, frame, items, heads, shares, BLOCK: tl.constexpr, HEADS: tl.constexpr):
-    """Return what this program does, and write where each head's programs begin.
-
-    All run at once, and the slowest decides: heads with a wide band get more of them. Every program
-    reckons by itself, so that nobody waits.
-    """
-    programs = tl.num_programs(0)
-    work = _work(rules, frame, BLOCK, HEADS, heads)
-    highest = tl.max(work, 0)
-    low = highest * 0.0
-    high = highest * tl.cdiv(items, programs // heads)
-    for _ in tl.range(0, 10):
-        middle = (low + high) / 2
-        fits = tl.sum(_fitting(middle, work, items), 0) <= programs
-        low = tl.where(fits, low, middle)
-        high = tl.where(fits, middle, high)
-    count = _fitting(high, work, items)
-    end = tl.cumsum(count, 0)
-    if tl.program_id(0) == 0:
-        tl.store(shares + tl.arange(0, HEADS), end, mask=tl.arange(0, HEADS) < heads)
-    head = tl.sum((end <= tl.program_id(0)).to(tl.int32), 0)
-    is_one = tl.arange(0, HEADS) == head
-    mine = tl.sum(tl.where(is_one, count, 0), 0)
-    number = tl.program_id(0) - tl.sum(tl.where(is_one, end - count, 0), 0)
-    is_idle = head >= heads
-    return Share(
-        tl.where(is_idle, 0, head),
-        number,
-        tl.maximum(mine, 1),
-        tl.where(is_idle, 0, items),
-    )
 
 
 @triton.jit
@@ -228,23 +158,18 @@ def _sum_of_sides(sides, programs):
 
 @triton.jit(do_not_specialize=CHANGING)
 def entry_kernel(
-    sums, sides, shares, grad_scores, rules, programs, queries, keys, start,
+    sums, sides, grad_scores, rules, programs, queries, keys, start,
     BLOCK: tl.constexpr, ENTRIES: tl.constexpr, ONE_TILE: tl.constexpr, BOTH_SIDES: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of ENTRIES entries of a head's score vector.
 
     `sides` holds for each program what lies below the band and, with BOTH_SIDES, above it;
     otherwise in it. ONE_TILE: a sequence is one tile (small.py), and there are no `sides`.
-    `shares`: where each head's programs end (`share_of`), or None where all have `programs`.
     """
     AHEAD: tl.constexpr = 2048 // ENTRIES
     frame = tiles.frame_of(rules, queries, keys, start)
     blocks = tl.cdiv(frame.span, ENTRIES)
     head = tl.program_id(0) // blocks
-    begin_of = head * programs
-    if shares is not None:
-        begin_of = tl.load(shares + head - 1, mask=head > 0, other=0)
-        programs = tl.load(shares + head) - begin_of
     lowest = (tl.program_id(0) % blocks) * ENTRIES - frame.shift
     d = lowest + tl.arange(0, ENTRIES)
     band = tiles.band_of(rules, tiles.band_ends(rules, head), frame)
@@ -258,7 +183,7 @@ def entry_kernel(
         there = (c >= 0) & (c < (several + 1) * BLOCK) & (several > 0)
         there = there & (d >= band.low) & (d <= band.high)
         each = numbers_of_sums(frame, BLOCK)
-        sums += begin_of.to(tl.int64) * each
+        sums += (head * programs).to(tl.int64) * each
         # Many programs at a time, so that their loads are under way together.
         ahead = tl.arange(0, AHEAD)[:, None]
         for begin in tl.range(0, programs, AHEAD):
@@ -270,15 +195,15 @@ def entry_kernel(
                 if ONE_TILE:
                     held = _sums_of_one_tile(sums, -BLOCK, band.low - 1, programs, BLOCK)
                 else:
-                    held = _sum_of_sides(sides + begin_of * 2, programs)
+                    held = _sum_of_sides(sides + head * programs * 2, programs)
                 total += tl.where(d == band.low, held, 0.0)
             if (band.high >= lowest) & (band.high < lowest + ENTRIES):
                 if ONE_TILE:
                     held = _sums_of_one_tile(sums, band.high + 1, BLOCK, programs, BLOCK)
                 else:
-                    held = _sum_of_sides(sides + begin_of * 2 + 1, programs)
+                    held = _sum_of_sides(sides + head * programs * 2 + 1, programs)
                     if not BOTH_SIDES:
-                        held = -(held + _sum_of_sides(sides + begin_of * 2, programs))
+                        held = -(held + _sum_of_sides(sides + head * programs * 2, programs))
                 total += tl.where(d == band.high, held, 0.0)
     entry = d + frame.shift
     places = grad_scores + head.to(tl.int64) * frame.span + entry
