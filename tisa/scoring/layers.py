@@ -35,6 +35,7 @@ from tisa.shapes import Float, Int, Int32, Tensor
 OURS = (ALiBi, KerpleLog, KerplePower, NearFar, T5Buckets, TISA, TISAv2)
 HAS_TRITON = find_spec("triton") is not None
 GPUS = ("cuda",)
+SETTINGS = {bool, int, float, str}
 # What code around a module leaves in it that wants to be called with it.
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -129,8 +130,8 @@ def at_hand(parameter: Tensor) -> bool:
         return False
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(parameter):
         return True
-    # The first FSDP leaves the shape and takes the memory away.
-    return parameter.numel() == 0 or parameter.untyped_storage().size() > 0
+    # The first FSDP leaves the shape and takes the memory away; what has memory has an address.
+    return parameter.data_ptr() != 0 or parameter.numel() == 0
 
 
 def kind_of(function: object) -> Hashable | None:
@@ -151,11 +152,13 @@ def kind_of(function: object) -> Hashable | None:
         if any(kept[name] for name in HOOKS) or "forward" in kept:
             return None
         parts += kept["_modules"].values()
-        settings += [x for x in kept.items() if isinstance(x[1], (bool, int, float, str))]
-        parameters = kept["_parameters"].values()
-        if not all(map(at_hand, parameters)):
-            return None
-        places |= {(p.device, p.dtype) for p in (*parameters, *kept["_buffers"].values())}
+        settings += [x for x in kept.items() if type(x[1]) in SETTINGS]
+        for parameter in kept["_parameters"].values():
+            if not at_hand(parameter):
+                return None
+            places.add((parameter.device, parameter.dtype))
+        for buffer in kept["_buffers"].values():
+            places.add((buffer.device, buffer.dtype))
     if isinstance(function, TISAv2) and function.training and function.kernel_dropout:
         return None
     return type(function), tuple(settings), frozenset(places)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -33,12 +32,10 @@ def takes(function: nn.Module) -> bool:
     if type(function).__name__ not in KINDS:
         return False
     assert isinstance(function, ScoringFunction)
-    parameters = list(function.parameters())
+    parameters, heads = _parameters(function), function.num_attention_heads
     dtypes = {p.dtype for p in (*parameters, *function.buffers())}
-    return (
-        all(p.ndim and p.shape[0] == function.num_attention_heads for p in parameters)
-        and all(p.numel() for p in parameters)
-        and dtypes in ({torch.float32}, {torch.float64})
+    return dtypes in ({torch.float32}, {torch.float64}) and all(
+        p.ndim and p.shape[0] == heads and p.numel() for p in parameters
     )
 
 
@@ -126,8 +123,21 @@ def read(alike: Sequence[Any], length: int, late: bool = False) -> tuple[Tensor,
 
 def _numbers(alike: Sequence[nn.Module]) -> Tensor:
     """Return all parameters in a row: of each parameter that of every function."""
-    names = [name for name, _ in alike[0].named_parameters()]
-    return torch.cat([attrgetter(name)(f).reshape(-1) for name in names for f in alike])
+    rows = [p for of_one in zip(*map(_parameters, alike), strict=True) for p in of_one]
+    shape = rows[0].shape[1:]
+    if len(shape) == 1 and all(p.shape[1:] == shape for p in rows):
+        # A view for each would take the host longer than all the rest.
+        return torch.cat(rows).view(-1)
+    return torch.cat([p.reshape(-1) for p in rows])
+
+
+def _parameters(function: nn.Module) -> list[Any]:
+    """Return the function's parameters, in the order of `named_parameters`, without its price."""
+    found = list(function._parameters.values())
+    for part in function._modules.values():
+        assert part is not None
+        found += _parameters(part)
+    return found
 
 
 def _fixed(function: Any, length: int, late: bool) -> Fixed:
