@@ -9,6 +9,7 @@ interprets must be the function itself.
 import gc
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
@@ -23,6 +24,11 @@ gc.disable()
 # Before Triton is imported: without a GPU its kernels run in Python.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+    if find_spec("triton"):
+        import interpreter
+
+        interpreter.quicken()
 
 # Workers side by side: a thread for each of them.
 if "PYTEST_XDIST_WORKER" in os.environ:
