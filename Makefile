@@ -3,10 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: test test-full lint demo docs benchmark format clean
+# Where this is set (images of containers have it), every process would compile anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: test test-full lint imported demo docs benchmark format clean
 
 # A worker for each core; one that has nothing left takes tests of another.
-test: lint
+test: $(READY)
+	$(MAKE) --jobs 2 lint imported
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not unchecked and not full"
 	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "unchecked and not full"
 
@@ -19,6 +23,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# What tests import is compiled once for all workers, while another core checks types.
+imported: $(READY)
+	-@$(BIN)/python -m pytest -n 0 --collect-only -m "not unchecked and not full" > /dev/null
 
 demo: $(READY)
 	$(BIN)/tisa-lab demo --out demo

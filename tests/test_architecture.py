@@ -55,6 +55,18 @@ def listing_of(folder):
     return re.findall(r"^ *(\w+\.(?:py|sh|ipynb|js|css|html))\b", text, flags=re.MULTILINE)
 
 
+def test_marks_stand_in_the_files_of_their_tests():
+    # The second run of the tests leaves out files in which the word does not stand.
+    helpers = [
+        path
+        for folder in ("tests", "lab/tests", "tisa/testing")
+        for path in (ROOT / folder).rglob("*.py")
+        if not path.name.startswith("test_")
+    ]
+    assert len(helpers) > 20
+    assert [path for path in helpers if "mark.unchecked" in path.read_text()] == []
+
+
 def test_the_tree_in_the_readme_is_the_tree():
     """A file stands in the README's tree, or in what its own folder says about itself."""
     tree = tree_of_the_readme()
