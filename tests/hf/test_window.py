@@ -85,7 +85,7 @@ def test_it_is_the_model_with_a_mask(name, sinks, see_all):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["bert", "mpnet"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("mpnet", marks=pytest.mark.full)])
 def test_packed_sequences_have_ends_of_their_own(name):
     model = made(name)
     lengths = [7, 1, 9]
@@ -131,7 +131,7 @@ def test_a_decoder_reads_on_from_its_cache(name):
             torch.testing.assert_close(made_of[cache], made_of[False], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["bert", "mpnet"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("mpnet", marks=pytest.mark.full)])
 def test_it_is_saved_and_loaded(name, tmp_path):
     model = made(name, torch.float32, sinks_see_all=name == "mpnet")
     tisa.hf.save(model, tmp_path)
