@@ -12,7 +12,7 @@ import platform, torch, transformers, triton
 print(torch.cuda.get_device_name(), 'torch', torch.__version__, 'triton', triton.__version__, 'Python',
       platform.python_version(), 'transformers', transformers.__version__, sep=', ')" | sed 's/, \([0-9]\)/ \1/g' > "$record"
 cat commit.txt >> "$record" 2>/dev/null || git rev-parse --short HEAD >> "$record"
-files="tests/ops/test_gpu.py tests/ops/test_gpu_fused.py tests/ops/test_gpu_native.py tests/test_gpu_scoring.py tests/hf/test_gpu_converted.py tests/positions/test_gpu_positions.py tests/transformer/test_gpu_gates.py"
+files="tests/ops/test_gpu.py tests/ops/test_gpu_fused.py tests/ops/test_gpu_always.py tests/ops/test_gpu_native.py tests/test_gpu_scoring.py tests/hf/test_gpu_converted.py tests/positions/test_gpu_positions.py tests/transformer/test_gpu_gates.py"
 echo "$files" >> "$record"
 for ((i = 0; i < processes; i++)); do
   (

@@ -67,3 +67,35 @@ def test_floater_with_a_stride_under_autocast():
             found = one(tokens)
         found.float().square().mean().backward()
         assert (found - expected).norm() <= 2e-2 * expected.norm()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_window_with_sinks(padded):
+    """Of all tokens that are there, outputs and gradients of eager attention, in less memory."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        **tiny.SIZES | dict(max_position_embeddings=64, hidden_size=64, num_attention_heads=2),
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    model = tisa.hf.convert(
+        transformers.BertForMaskedLM(config), init="reference", num_kernels=2, fold=False,
+        window=30, sinks="ends",
+    ).to("cuda")  # fmt: skip
+    ids = torch.randint(4, 60, (2, 700), device="cuda")
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[1, 400:] = 0
+    real, found, peaks = mask.bool(), {}, {}
+    for implementation in ("tisa", "eager"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        torch.cuda.reset_peak_memory_stats()
+        logits = model(ids, attention_mask=mask).logits[real]
+        logits.square().mean().backward()
+        peaks[implementation] = torch.cuda.max_memory_allocated()
+        gradients = [p.grad for name, p in model.named_parameters() if "offset_scores" in name]
+        found[implementation] = [logits.detach(), *(g.clone() for g in gradients)]
+    for one, other in zip(*found.values(), strict=True):
+        assert (one - other).norm() <= 2e-3 * other.norm()
+    assert peaks["tisa"] < peaks["eager"]

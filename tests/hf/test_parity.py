@@ -160,6 +160,23 @@ def test_both_ways_agree_where_a_part_of_the_positions_stays(name, remote, tmp_p
     compare(remote, tmp_path, name, torch.float32, tiny.implementations(name), tokens=3)
 
 
+@pytest.mark.parametrize(
+    ("name", "sinks"),
+    [
+        ("bert", "ends"),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (("bert", "global"), ("mpnet", "ends"), ("albert", "ends"))
+        ),
+        *(pytest.param(name, "ends", marks=pytest.mark.full) for name in ("gpt2", "llama")),
+    ],
+)
+def test_both_ways_agree_with_a_window(name, sinks, remote, tmp_path):
+    made = tisa.hf.convert(original(name), positions="keep", init="zero", window=2, sinks=sinks)
+    shake(made).save_pretrained(tmp_path)
+    compare(remote, tmp_path, name, torch.float32, tiny.implementations(name), tokens=3)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("positions", ["keep", "replace"])

@@ -385,9 +385,8 @@ def test_what_cannot_be_measured_is_written_all_the_same(encoder, tmp_path):
 
     with pytest.raises(ValueError, match=r"broken is written, but .* no score today"):
         convert_folder(
-            str(encoder), tmp_path / "broken", init="zero", texts=lines(), measured=True,
-            score=wrong,
-        )  # fmt: skip
+            str(encoder), tmp_path / "broken", init="zero", texts=lines(), measured=wrong
+        )
     assert (tmp_path / "broken" / "model.safetensors").is_file()
 
 

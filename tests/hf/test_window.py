@@ -9,11 +9,11 @@ from tiny import inputs, logits, original, shake
 from tisa.hf import core
 
 ENCODERS = [name for name in tiny.FAMILIES if name not in tiny.DECODERS]
-QUICK = [("bert", "ends", False), ("mpnet", "ends", True)]
+QUICK = [("bert", "ends"), ("mpnet", "global")]
 WINDOWS = [
-    (n, *how) if (n, *how) in QUICK else pytest.param(n, *how, marks=pytest.mark.full)
+    (n, sinks) if (n, sinks) in QUICK else pytest.param(n, sinks, marks=pytest.mark.full)
     for n in ENCODERS
-    for how in ((None, False), ("ends", False), ("ends", True))
+    for sinks in (None, "ends", "global")
 ]
 
 
@@ -61,14 +61,14 @@ GIVEN = {
 }
 
 
-@pytest.mark.parametrize(("name", "sinks", "see_all"), WINDOWS)
-def test_it_is_the_model_with_a_mask(name, sinks, see_all):
+@pytest.mark.parametrize(("name", "sinks"), WINDOWS)
+def test_it_is_the_model_with_a_mask(name, sinks):
     """Outputs and the gradient of every parameter, the scores' among them."""
-    model = made(name, sinks=sinks, sinks_see_all=see_all)
+    model = made(name, sinks=sinks)
     for way, of in GIVEN.items():
         given = of()
         real = given["attention_mask"].bool()
-        expected = by_pairs(name, given, sinks=sinks is not None, see_all=see_all)[real]
+        expected = by_pairs(name, given, sinks=sinks is not None, see_all=sinks == "global")[real]
         for implementation in tiny.implementations(name):
             model.set_attn_implementation(implementation)
             found = model(**given).logits[real]
@@ -85,7 +85,7 @@ def test_it_is_the_model_with_a_mask(name, sinks, see_all):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["bert", "mpnet"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("mpnet", marks=pytest.mark.full)])
 def test_packed_sequences_have_ends_of_their_own(name):
     model = made(name)
     lengths = [7, 1, 9]
@@ -131,13 +131,13 @@ def test_a_decoder_reads_on_from_its_cache(name):
             torch.testing.assert_close(made_of[cache], made_of[False], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["bert", "mpnet"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("mpnet", marks=pytest.mark.full)])
 def test_it_is_saved_and_loaded(name, tmp_path):
-    model = made(name, torch.float32, sinks_see_all=name == "mpnet")
+    model = made(name, torch.float32, sinks="global" if name == "mpnet" else "ends")
     tisa.hf.save(model, tmp_path)
     again = tisa.hf.load(str(tmp_path)).eval()
     described = again.config.tisa
-    assert (described["format"], described["window"], described["sinks"]) == (4, 2, "ends")
+    assert (described["format"], described["window"]) == (4, 2)
     assert torch.equal(logits(again, **inputs()), logits(model, **inputs()))
     card = (tmp_path / "README.md").read_text()
     assert "up to 2 tokens away, and the first and the last one." in card
@@ -163,9 +163,8 @@ def test_it_is_a_row_for_all_queries_that_is_asked_for():
         ("bert", {"window": -1}, "window must be a whole number from 0, got -1"),
         ("bert", {"window": True}, "window must be a whole number from 0, got True"),
         ("bert", {"window": None}, 'sinks is for a window, got "ends"'),
-        ("bert", {"sinks": "first"}, 'sinks must be "ends" or None'),
-        ("bert", {"sinks": None, "sinks_see_all": True}, "sinks_see_all is for sinks"),
-        ("gpt2", {"sinks_see_all": True}, "is for encoders"),
+        ("bert", {"sinks": "first"}, 'sinks must be "ends", "global" or None'),
+        ("gpt2", {"sinks": "global"}, "is for encoders"),
     ],
 )
 def test_what_cannot_be_says_why(name, settings, words):

@@ -10,7 +10,7 @@ from test_triton import assert_close
 from tisa.ops import triton as backend
 
 pytestmark = pytest.mark.skipif(
-    not backend.interpreted(), reason="with a GPU the kernels are compiled: test_gpu_fused.py"
+    not backend.interpreted(), reason="with a GPU the kernels are compiled: test_gpu_always.py"
 )
 
 
@@ -40,8 +40,7 @@ def _by_the_kernels(request, monkeypatch):
         monkeypatch.delattr("tisa.ops.always.joined")
 
 
-QUICK = ("ends of padded sequences", "named twice, no keys, none", "causal, grouped heads",
-         "scores of keys, a float mask, wider values")  # fmt: skip
+QUICK = ("ends of padded sequences", "causal, grouped heads")
 
 
 @pytest.mark.parametrize(
@@ -56,6 +55,7 @@ def test_values_and_gradients(name):
 BANDS = {"no band": None, "band": [[-9, 7], [40, 45], [-99, 99], [-200, -100]]}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("band", BANDS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_half_precision_over_several_tiles(band, causal):
@@ -88,15 +88,22 @@ def packed(name, dtype, band=None):
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float16, pytest.param(torch.float32, marks=pytest.mark.full)]
+    ("band", "dtype"),
+    [
+        ("band", torch.float16),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (("no band", torch.float16), ("band", torch.float32))
+        ),
+    ],
 )
-@pytest.mark.parametrize("band", BANDS)
 def test_packed_sequences(band, dtype):
     expected = packed("reference", torch.float64, BANDS[band])
     found = packed("triton", dtype, BANDS[band])
     assert_close(found, expected, 5e-6 if dtype == torch.float32 else 4e-3)
 
 
+@pytest.mark.full
 def test_decoding_without_gradients():
     """One query against a long cache, which parts of the keys are read for side by side."""
     case = Case("", 1, 600, batch=1)
@@ -109,6 +116,7 @@ def test_decoding_without_gradients():
     assert_close([found], [expected], 4e-3)
 
 
+@pytest.mark.full
 def test_gradients_of_the_query_alone():
     case, places = CASES["both ends"]
     found = []
@@ -121,6 +129,7 @@ def test_gradients_of_the_query_alone():
     assert_close(found[1], found[0], 5e-6)
 
 
+@pytest.mark.full
 def test_with_dropout_they_are_joined_as_elsewhere():
     torch.manual_seed(0)
     ones = torch.ones(1, 1, 4, 8, requires_grad=True)

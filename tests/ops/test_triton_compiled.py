@@ -72,5 +72,6 @@ def test_every_configuration(capability):
     check(found, capability)
     kernels = {r["kernel"] for r in found}
     expected = {"forward_kernel", "query_kernel", "key_kernel", "entry_kernel",
-                "decode_kernel", "merge_kernel"}  # fmt: skip
+                "decode_kernel", "merge_kernel", "join_kernel", "part_kernel", "of_key_kernel",
+                "of_score_kernel"}  # fmt: skip
     assert kernels == expected | ({"small_kernel"} if capability == 90 else set())

@@ -3,12 +3,12 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tisa.cli.options import KeywordsOf
 from tisa.store import alone, check_new_folder
 
-OWN = ("texts", "measured", "score", "progress", "finish")
+OWN = ("texts", "measured", "window", "progress", "finish")
 
 
 def command(
@@ -19,6 +19,8 @@ def command(
     text: Path | None = None,
     report: bool = False,
     score: str = "",
+    window: int | None = None,
+    sinks: Literal["ends", "global"] | None = None,
     as_json: bool = False,
     dry_run: bool = False,
     **options: Annotated[Any, KeywordsOf("tisa.hf.folder:convert_folder", without=OWN)],
@@ -33,12 +35,15 @@ def command(
         text: Text to fit on, one input per line; half is held out.
         report: Measure before and after; write report.html.
         score: A score of your own: module:function of (model, tokenizer).
+        window: How far a token sees, to both sides; by default without limit.
+        sinks: With a window: the first and last token are seen by all (ends), and see all (global).
         as_json: Print the numbers as JSON.
         dry_run: Say what would be done; write nothing.
         **options: As `tisa.hf.folder.convert_folder` has them.
     """
     from tisa import hf
     from tisa.analysis.text import read_text
+    from tisa.hf.conversion import Window
     from tisa.hf.folder import convert_folder
     from tisa.hf.saving import load_stock
 
@@ -64,7 +69,8 @@ def command(
     with alone(out), Progress(console=console, transient=True) as bar:
         task = bar.add_task("fit", total=None)
         done = convert_folder(
-            model, out, texts=texts, measured=report or bool(score), score=function,
+            model, out, texts=texts, measured=function or report,
+            window=None if window is None and sinks is None else Window(window, sinks),
             progress=lambda at, of: bar.update(task, completed=at, total=of),
             finish=_report if report else None, **options,
         )  # fmt: skip

@@ -68,7 +68,7 @@ def card_of(model: PreTrainedModel) -> str:
     if tisa.get("window") is not None:
         kept += f" A token sees others up to {tisa['window']} tokens away"
         kept += ", and the first and the last one" * bool(tisa["sinks"]) + "."
-        kept += " These two see all." * tisa["sinks_see_all"]
+        kept += " These two see all." * (tisa["sinks"] == "global")
     start = {
         "fit": "The scores were fitted to the attention of the model's own heads.",
         "zero": "The scores began at 0, where they change nothing.",

@@ -4,7 +4,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -30,7 +30,14 @@ from tisa.store import tensors_digest
 PER_PLACE = ("position_ids", "token_type_ids")
 Positions = Literal["keep", "replace", "extend"]
 Start = Literal["reference", "zero", "fit"]
-Sinks = Literal["ends"]
+Sinks = Literal["ends", "global"]
+
+
+class Window(NamedTuple):
+    """How far a token sees, and what is seen from everywhere: `window` and `sinks` of `convert`."""
+
+    tokens: int | None
+    sinks: Sinks | None = None
 
 
 def convert(
@@ -46,7 +53,6 @@ def convert(
     shared: bool = False,
     window: int | None = None,
     sinks: Sinks | None = None,
-    sinks_see_all: bool = False,
     calibration: Any = None,
     tokenizer: Any = None,
     progress: Callable[[int, int], None] | None = None,
@@ -79,15 +85,15 @@ def convert(
         window: how far a token sees, to both sides: time and memory then grow with the length, and
             not with its square. None: without limit. Scores are fitted without it.
         sinks: "ends": the first and the last real token of a sequence are seen by all, however far
-            away. (In a decoder nobody sees the last one before it is there.) None: none are. These
-            are tokens, not the learned logits which are called attention sinks elsewhere.
-        sinks_see_all: those two tokens also see all others; an encoder's, and without saving time.
+            away. (In a decoder nobody sees the last one before it is there.) "global": these two
+            see all, too; for encoders, and no time is saved. None: none are. Sinks are tokens here,
+            not the learned logits which are called attention sinks elsewhere.
         calibration: texts, pairs of texts or token ids, like those the model will see; for "fit"
             and for the fold. None: a small built-in English text, and a warning says so.
         tokenizer: for calibration by text; by default the one that lies beside the model.
         progress: called with (layers fitted, layers).
     """
-    check_flags("convert", fold=fold, shared=shared, sinks_see_all=sinks_see_all)
+    check_flags("convert", fold=fold, shared=shared)
     own_table = families.has_offset_table(model) and positions != "keep"
     own_table = own_table and num_kernels is None and init is None and scoring == "tisa"
     if num_kernels is None:
@@ -97,7 +103,7 @@ def convert(
         init = "fit" if positions != "keep" and num_kernels else "reference"
     _check(model, num_kernels, positions, init, shared, fold_by)
     _check_places(model, positions, num_places)
-    _check_window(model, window, sinks, sinks_see_all)
+    _check_window(model, window, sinks)
     if scoring != "tisa":
         from tisa.hf.other_scores import described_scoring
 
@@ -147,9 +153,7 @@ def convert(
         fit_scores(converted, model, batches_of(sequences, model), fit=fit, progress=progress)
     if window is not None:
         # Now: the fit's own texts are whole.
-        converted.config.tisa |= {
-            "format": 4, "window": window, "sinks": sinks, "sinks_see_all": sinks_see_all
-        }  # fmt: skip
+        converted.config.tisa |= {"format": 4, "window": window, "sinks": sinks}
     return converted.train(model.training)
 
 
@@ -212,23 +216,19 @@ def _check_places(model: PreTrainedModel, positions: str, num_places: int | None
         )
 
 
-def _check_window(
-    model: PreTrainedModel, window: int | None, sinks: str | None, sinks_see_all: bool
-) -> None:
-    if sinks not in (None, "ends"):
-        raise ValueError(f'convert: sinks must be "ends" or None, got {sinks!r}')
-    if sinks_see_all and sinks is None:
-        raise ValueError('convert: sinks_see_all is for sinks, got none; take sinks="ends"')
+def _check_window(model: PreTrainedModel, window: int | None, sinks: str | None) -> None:
+    if sinks not in (None, "ends", "global"):
+        raise ValueError(f'convert: sinks must be "ends", "global" or None, got {sinks!r}')
     if window is None:
         if sinks is not None:
             raise ValueError(f'convert: sinks is for a window, got "{sinks}" without one')
         return
     if not isinstance(window, int) or isinstance(window, bool) or window < 0:
         raise ValueError(f"convert: window must be a whole number from 0, got {window!r}")
-    if sinks_see_all and families.is_causal(model):
+    if sinks == "global" and families.is_causal(model):
         raise ValueError(
-            "convert: sinks_see_all is for encoders: a token of a decoder that is the last one "
-            "while it is written would see what it does not see in a whole text"
+            'convert: sinks="global" is for encoders: a token of a decoder that is the last one '
+            'while it is written would see what it does not see in a whole text; take "ends"'
         )
     if families.has_window(model):
         raise ValueError(

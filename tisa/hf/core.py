@@ -223,7 +223,7 @@ def beyond_window(module: Any, dense: Tensor, mask: Any, segments: Any, start: A
     seen = seen if segments is None else seen & same_segment(segments)
     ends = (seen.cumsum(-1) == 1) | (seen.flip(-1).cumsum(-1).flip(-1) == 1)
     ends = ends & seen & bool(tisa["sinks"])
-    see_all = (ends & (k == 0)).any(-1, keepdim=True) & bool(tisa["sinks_see_all"])
+    see_all = (ends & (k == 0)).any(-1, keepdim=True) & (tisa["sinks"] == "global")
     return far & ~(ends | see_all)
 
 

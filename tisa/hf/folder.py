@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tisa.hf.calibration import default_texts, length_limit, pieces
-from tisa.hf.conversion import Positions, Sinks, Start, convert
+from tisa.hf.conversion import Positions, Start, Window, convert
 from tisa.hf.distillation import distil
 from tisa.hf.measure import Score, measurements
 from tisa.hf.saving import load_stock, save
@@ -48,15 +48,12 @@ def convert_folder(
     num_kernels: int | None = None,
     fold: bool = True,
     shared: bool = False,
-    window: int | None = None,
-    sinks: Sinks | None = None,
-    sinks_see_all: bool = False,
+    window: Window | None = None,
     texts: list[str] | None = None,
     lengths: tuple[int, int] | None = None,
     distil_steps: int | None = None,
     distil_minutes: float | None = None,
-    measured: bool = False,
-    score: Score | None = None,
+    measured: bool | Score = False,
     device: str | torch.device | None = None,
     seed: int = 0,
     trust_remote_code: bool = False,
@@ -79,15 +76,13 @@ def convert_folder(
             model's own, which stays.
         fold: keep what position vectors say besides the order.
         shared: ALBERT: one scoring function for all passes.
-        window: how far a token sees, to both sides; None: without limit.
-        sinks: "ends": the first and the last token are seen by all; with a window.
-        sinks_see_all: those two also see all; costs as much time as no window.
+        window: how far a token sees, to both sides, and which tokens are seen from everywhere.
         texts: to calibrate and distil on, and to measure on; half of them is held out for that.
         lengths: shortest and longest: calibrate on pieces of so many tokens, about.
         distil_steps: distil so many steps.
         distil_minutes: distil so long; with `distil_steps` until one of both is over.
-        measured: measure both models.
-        score: a score of one's own: (model, tokenizer) → number.
+        measured: measure both models; or a score of one's own, (model, tokenizer) → number, and
+            what is measured anyway.
         device: where to compute; None: a GPU where there is one.
         seed: of the pieces that are cut and of the distillation.
         trust_remote_code: run code that lies beside the model, as its tokenizer's.
@@ -95,9 +90,9 @@ def convert_folder(
         finish: called with what is returned and the folder, before that has its name: what is
             written there is in `out` when the model is.
     """
-    check_flags(
-        "convert_folder", fold=fold, shared=shared, sinks_see_all=sinks_see_all, measured=measured
-    )
+    check_flags("convert_folder", fold=fold, shared=shared)
+    if not callable(measured):
+        check_flags("convert_folder", measured=measured)
     out = Path(out).absolute()
     check_new_folder(out)
     for name, value in (("distil_steps", distil_steps), ("distil_minutes", distil_minutes)):
@@ -124,7 +119,8 @@ def convert_folder(
     converted = convert(
         original, positions=positions, num_places=num_places, init=init, scoring=scoring,
         num_kernels=num_kernels, fold=fold, fold_by="tokens" if lengths is None else "inputs",
-        shared=shared, window=window, sinks=sinks, sinks_see_all=sinks_see_all,
+        shared=shared, window=None if window is None else window.tokens,
+        sinks=None if window is None else window.sinks,
         calibration=calibration, tokenizer=tokenizer, progress=progress,
     ).eval()  # fmt: skip
     converted.config.tisa["made_from"]["weights"] = checkpoint.digests()
@@ -137,6 +133,7 @@ def convert_folder(
     done, wrong = Done(original, converted, {}, {}), None
     if measured:
         try:
+            score = measured if callable(measured) else None
             found = measurements(original, converted, tokenizer, held_out, score)
         except Exception as raised:
             wrong = raised

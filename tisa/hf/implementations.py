@@ -68,7 +68,7 @@ def on_operator(
     alone = attention_mask is None and query.shape[0] == 1 and queries == keys
     # Packed sequences, and perhaps something else that says who sees whom.
     tisa = getattr(module.config, "tisa", {}) if owner else {}
-    alone = alone and not tisa.get("sinks_see_all")
+    alone = alone and tisa.get("sinks") != "global"
     packed = call.packed if alone else None
     segments = None if packed is not None else segments_of(call, queries, keys)
     if segments is not None and alone and not torch.compiler.is_compiling():
@@ -113,7 +113,7 @@ def window_of(
     if window is None:
         return mask, {}
     rows = mask is not None and mask.shape[-2] > 1
-    if rows or tisa["sinks_see_all"]:
+    if rows or tisa["sinks"] == "global":
         pairs = query.new_empty(()).expand(query.shape[-2], keys)
         hidden = core.beyond_window(module, pairs, mask, None, start)
         if mask is None:

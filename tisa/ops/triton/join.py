@@ -137,7 +137,7 @@ def join_kernel(
 
 @triton.jit(do_not_specialize=CHANGING)
 def part_kernel(
-    query, key, value, key_scores, rules, always, returned, grad_query, parts, counts,
+    query, key, value, key_scores, rules, always, returned, grad_query, left, counts,
     queries, keys, start, KIND: tl.constexpr, FIXED: tl.constexpr,
 ):  # fmt: skip
     """Add the keys' part to the gradient of BLOCK queries; leave what theirs are made of."""
@@ -188,10 +188,10 @@ def part_kernel(
         by_logit = tl.where(inside, p * (tl.sum(grad * v[None, :], 1) - dot), 0.0)
         total += by_logit[:, None] * k[None, :]
         row = (unit * COUNT + number).to(tl.int64)
-        if parts.by_query is not None:
-            tl.store(parts.by_query + row * queries + i, by_logit, mask=inside)
-        if parts.by_key is not None:
-            spot = parts.by_key + (row * counts.tiles + tile) * WIDTH
+        if left.by_query is not None:
+            tl.store(left.by_query + row * queries + i, by_logit, mask=inside)
+        if left.by_key is not None:
+            spot = left.by_key + (row * counts.tiles + tile) * WIDTH
             of_key = tl.sum(by_logit[:, None] * q, 0) * rules.scale
             tl.store(spot + column, of_key, mask=column < FIXED.WIDTH)
             mixed = tl.sum(p[:, None] * grad, 0)
@@ -216,7 +216,7 @@ def add_row(tensor, here, head, j, added, WIDTH: tl.constexpr):
 
 @triton.jit(do_not_specialize=CHANGING)
 def of_key_kernel(
-    rules, always, parts, grad_key, grad_value, grad_key_scores, counts, queries, keys, start,
+    rules, always, left, grad_key, grad_value, grad_key_scores, counts, queries, keys, start,
     KIND: tl.constexpr, FIXED: tl.constexpr,
 ):  # fmt: skip
     """Add up, in one order, what the tiles have left for the keys of one sequence and key head."""
@@ -246,7 +246,7 @@ def of_key_kernel(
                 for first in tl.range(0, present, STEP):
                     tile = first + tl.arange(0, STEP)
                     there = tile < present
-                    spot = parts.by_key + (row * counts.tiles + tile) * WIDTH
+                    spot = left.by_key + (row * counts.tiles + tile) * WIDTH
                     by_key += tl.load(
                         spot[:, None] + column[None, :],
                         mask=there[:, None] & (column < FIXED.WIDTH)[None, :], other=0.0,
@@ -267,7 +267,7 @@ def of_key_kernel(
 
 @triton.jit(do_not_specialize=CHANGING)
 def of_score_kernel(
-    rules, always, parts, grad_scores, counts, sequences, queries, keys, start,
+    rules, always, left, grad_scores, counts, sequences, queries, keys, start,
     STEP: tl.constexpr, KIND: tl.constexpr, FIXED: tl.constexpr,
 ):  # fmt: skip
     """Add dS of the keys to the gradient of one head's scores; outside the band to its edges."""
@@ -288,7 +288,7 @@ def of_score_kernel(
                 i = j - distance
                 there = counted & (i >= 0) & (i < here.queries)
                 part = ((sequence * counts.heads + head) * COUNT + number).to(tl.int64)
-                total += tl.load(parts.by_query + part * queries + i, mask=there, other=0.0)
+                total += tl.load(left.by_query + part * queries + i, mask=there, other=0.0)
         inside = (distance >= band.low) & (distance <= band.high)
         below += tl.where(distance < band.low, total, 0.0)
         above += tl.where(distance > band.high, total, 0.0)

@@ -86,7 +86,7 @@ def backward(
     keyed = gradients.key is not None and gradients.value is not None
     parts = Parts(by_query if gradients.scores is not None else None, by_key if keyed else None)
     common = dict(
-        always=always.places, parts=parts, counts=Counts(problem.heads, tiles),
+        always=always.places, left=parts, counts=Counts(problem.heads, tiles),
         **problem.lengths, KIND=always.kind, FIXED=problem.fixed(size, size),
     )  # fmt: skip
     arguments = common | dict(
