@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from tisa.store import CODE, own_folder, write_files
+from tisa.store import CODE, own_folder, told, write_files
 from tisa_lab.record import code
 
 LINES = "records.jsonl"
@@ -110,12 +110,13 @@ def _is_of_grids(folder: Path) -> bool:
     """Return whether a folder has records of pretraining; refuse one without any."""
     lines = folder if folder.name == LINES else folder / LINES
     if lines.is_file():
-        with open(lines, encoding="utf-8") as file:
-            try:
-                return bool(json.loads(file.readline()).get("kind") == "pretrain")
-            except (ValueError, AttributeError):
-                # Torn or empty: whoever reads all of it says so.
-                return False
+        with told(lines, reading=True), open(lines, "rb") as file:
+            first = file.readline()
+        try:
+            return bool(json.loads(first).get("kind") == "pretrain")
+        except (ValueError, AttributeError):
+            # Torn or empty: whoever reads all of it says so.
+            return False
     if any(folder.glob("*/record.json")):
         return True
     raise FileNotFoundError(
