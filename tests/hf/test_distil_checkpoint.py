@@ -23,7 +23,7 @@ def whole(model):
 def distil(model, file, steps=22, **settings):
     """Return the scores after so many steps, gone on from the file if it is there."""
     torch.manual_seed(3)
-    converted = tisa.hf.convert(model, positions="keep", init="zero")
+    converted = tisa.hf.convert(model, init="reference", calibration=TOKENS)
     settings = {"seed": 0, "progress": lambda told: None, **settings}
     tisa.hf.distil(converted, model, TOKENS, steps=steps, checkpoint=file, **settings)
     return torch.cat([p.detach().flatten() for p in converted.parameters()])
