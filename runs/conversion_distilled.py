@@ -1,7 +1,7 @@
-"""What a distillation with a held-out check does to a fitted model, by length; and to broad kernels.
+"""What a distillation with a held-out check does to a fitted model, by length, and to kernels.
 
-    python runs/conversion_distilled.py --data-dir DATA --date DATE --out RECORD.json \\
-        [--model FOLDER] [--positions replace,extend] [--steps 60] [--texts 32] [--device cuda]
+    python runs/conversion_distilled.py --data-dir DATA --date DATE --out RECORD.json
+
 
 DATA as for `conversion_length.py`. Articles that are fitted and distilled on, that are checked and
 that are measured are three parts. Measured are texts of so many tokens, and |f| at ±30 tokens.

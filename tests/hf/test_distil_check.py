@@ -39,10 +39,16 @@ LOW = [[2, *(4 + token % 20 for token in text[1:-1]), 3] for text in TOKENS]
 HIGH = [[2, *(30 + token % 30 for token in text[1:-1]), 3] for text in TOKENS]
 
 
-@pytest.mark.parametrize("rates", [dict(scores_lr=0.05), dict(scores_lr=3.0, fold_lr=1.0)])
+@pytest.mark.parametrize(
+    "rates",
+    [
+        pytest.param(dict(scores_lr=0.05), marks=pytest.mark.full),
+        dict(scores_lr=3.0, fold_lr=1.0),
+    ],
+)
 def test_what_harms_held_out_texts_is_not_kept(rates):
     model = original("bert").base_model
-    settings = dict(steps=12, progress=silent) | rates
+    settings = dict(steps=6, progress=silent) | rates
     made, unchecked = converted(model), converted(model)
     before = losses_on(made, model, HIGH)
     tisa.hf.distil(made, model, LOW, held_out=HIGH, **settings)
@@ -60,13 +66,14 @@ def test_where_everything_hurts_the_start_stays():
     model, told = original("bert"), []
     made = converted(model, positions="keep", init="zero", calibration=None)
     before = scores(made)
-    tisa.hf.distil(made, model, TOKENS, steps=40, mask_token_id=5, progress=told.append)
+    tisa.hf.distil(made, model, TOKENS, steps=12, mask_token_id=5, progress=told.append)
     assert torch.equal(scores(made), before)
     assert told[-1].held_out == 1.0
     # The smallest rate from the beginning, and after four checks in vain a smaller one.
     assert [told[0].share, told[-1].share] == pytest.approx([0.1, 0.03])
 
 
+@pytest.mark.full
 def test_the_best_state_is_the_one_that_is_left():
     model, told = original("bert").base_model, []
     made = converted(model)
@@ -80,6 +87,7 @@ def test_the_best_state_is_the_one_that_is_left():
     assert all(a.held_out >= b.held_out for a, b in pairwise(told))
 
 
+@pytest.mark.full
 def test_a_rate_that_is_too_high_is_not_taken():
     model, shares = original("bert").base_model, {}
     for rate in (0.002, 3.0):
