@@ -26,7 +26,7 @@ TAKE_FLAGS = {
         lambda **flag: convert_folder("from", "to", **flag),
         ["fold", "shared", "measured"],
     ),
-    "distil": (lambda **flag: tisa.hf.distil(None, None, [], **flag), ["by_length"]),
+    "distil": (lambda **flag: tisa.hf.distil(None, None, [], **flag), ["by_length", "check"]),
 }
 
 

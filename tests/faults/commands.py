@@ -149,7 +149,7 @@ def distilled(seed: int = 0, progress: Callable[[Any], None] = lambda told: None
 
     torch.manual_seed(3)
     model = original("bert")
-    found = tisa.hf.convert(model, positions="keep", init="zero")
+    found = tisa.hf.convert(model, init="reference", calibration=token_lists(4))
     tisa.hf.distil(
         found, model, token_lists(4), steps=22, seed=seed, checkpoint="distil.pt", progress=progress
     )

@@ -35,7 +35,8 @@ def distilled(model, texts, **settings):
     torch.manual_seed(3)
     converted = tisa.hf.convert(model, positions="replace", init="reference", calibration=texts)
     ours, theirs = seen_by(converted), seen_by(model)
-    settings = dict(scores_lr=0.0, fold_lr=0.0, progress=lambda told: None) | settings
+    still = dict(scores_lr=0.0, fold_lr=0.0, check=False, progress=lambda told: None)
+    settings = still | settings
     losses = tisa.hf.distil(converted, model, texts, **settings)
     steps = list(zip(losses, ours, theirs, strict=True))
     for _, (ids, real, _), (others, seen, _) in steps:

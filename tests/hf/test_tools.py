@@ -316,8 +316,9 @@ def test_distilling_brings_the_model_nearer_and_touches_nothing_else(name, tmp_p
     losses = tisa.hf.distil(
         converted, model, TOKENS, steps=25, mask_token_id=mask, progress=told.append
     )
-    assert len(told) == len(losses) == 25
+    assert len(told) == len(losses) <= 25
     assert sum(losses[-5:]) < sum(losses[:5])
+    assert told[-1].held_out < 1
     for n, p in converted.named_parameters():
         assert torch.equal(p, kept[n]) != ("offset_scores" in n or n.endswith(".fold")), n
         assert p.requires_grad
@@ -325,10 +326,10 @@ def test_distilling_brings_the_model_nearer_and_touches_nothing_else(name, tmp_p
 
 def test_all_lengths_have_as_many_steps_where_that_is_asked_for():
     from tisa.hf.calibration import Tokens
-    from tisa.hf.distillation import _batches
+    from tisa.hf.distillation_loss import batches_by
 
     sequences = [Tokens([2, *[7] * (n - 2), 3]) for n in [8] * 400 + [32] * 8 + [60] * 2]
-    batches = _batches(sequences, original("bert"), 0, 2048, True)
+    batches = batches_by(sequences, original("bert"), 0, 2048, True)
     lengths = [batch.inputs["input_ids"].shape[1] for batch in batches]
     assert {n: lengths.count(n) for n in set(lengths)} == {8: 13, 32: 13, 60: 13}
     assert set(lengths[:3]) == {8, 32, 60}

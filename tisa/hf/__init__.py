@@ -15,7 +15,9 @@ fit.py           scores from a model's own heads: kernels
 descent.py       any other scoring function brought to them, by descent
 other_scores.py  what a config says of scores: kernels, or another function
 conversion.py    a model in, a converted one out
-distillation.py  a converted model trained towards the one it came from
+distillation.py  a converted model trained towards the one it came from, and never away from it
+distillation_loss.py   what it counts, and the check on held-out texts
+distillation_state.py  where it stands, the best of it, its checkpoint
 measure.py       what a conversion kept
 verdict.py       up to which length it may take the original's place
 sentence.py      what makes a sentence encoder of a transformer

@@ -51,13 +51,7 @@ def tokens_of(calibration: Any, model: PreTrainedModel, tokenizer: Any = None) -
                 "calibration: no text given, and no tokenizer is found with the model to read the "
                 "built-in one; pass texts and a tokenizer, or token ids"
             )
-        from tisa.hf.default_text import SENTENCES
-
-        warnings.warn(
-            f"no calibration given: the scores are fitted on {len(SENTENCES)} built-in English "
-            "sentences; text like that the model will see is better",
-            stacklevel=3,
-        )
+        warn_of_default_text()
         calibration = default_texts()
     if isinstance(calibration, Tensor) and calibration.ndim == 2:
         calibration = list(calibration)
@@ -71,6 +65,17 @@ def tokens_of(calibration: Any, model: PreTrainedModel, tokenizer: Any = None) -
     found = [_tokens(item, model, tokenizer) for item in calibration]
     _check(found, model, tokenizer)
     return found
+
+
+def warn_of_default_text() -> None:
+    """Say that scores are fitted to text that is not the user's."""
+    from tisa.hf.default_text import SENTENCES
+
+    warnings.warn(
+        f"no calibration given: the scores are fitted on {len(SENTENCES)} built-in English "
+        "sentences; text like that the model will see is better",
+        stacklevel=4,
+    )
 
 
 def default_texts() -> list[str]:

@@ -1,40 +1,54 @@
-"""A converted model trained towards the one it came from: scores and folded vectors alone."""
+"""A converted model trained towards the one it came from: scores and folded vectors alone.
 
-import io
-import itertools
-import os
+It cannot hurt: texts that are not trained on are checked every few steps, the start among what is
+compared, and the best state is kept. A state that is worse than the start at any length (by powers
+of 2) is never the best one.
+"""
+
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.functional import cosine_similarity, kl_div, log_softmax
 from transformers import PreTrainedModel
 
-import tisa
-from tisa.hf.calibration import Batch, Tokens, batches_of, inner, load_tokenizer, tokens_of
-from tisa.parameters import is_score, is_vector
+from tisa.hf.calibration import Batch, Tokens, length_limit, load_tokenizer, pieces, tokens_of
+from tisa.hf.distillation_loss import Check, batches_by, divided, loss_of, score_of
+from tisa.hf.distillation_state import Processes, State
+from tisa.parameters import is_score
 from tisa.scoring.base import check_flags
 from tisa.shapes import Tensor
-from tisa.store import CODE, Damaged, read_bytes, tensors_digest, told, write_sealed
+from tisa.store import tensors_digest
 
-# Of an input's tokens, for models with an MLM head.
-MASKED, MASKED_WEIGHT = 0.15, 10.0
-KIND = "distillation checkpoint"
+# Shares of the rates that are tried out, and steps of each: one of so many, at most.
+RATES, TRIAL = (1.0, 0.3, 0.1), (12, 10)
+# Steps from one check to the next, likewise.
+EVERY = (6, 10)
+# Pieces that texts are cut into, where lengths are given: to train on, and to check on.
+PIECES = (192, 48)
+TOO_FEW = (
+    "distil: texts must be two or more, one of them to check on, got one; give held_out, or "
+    "check=False"
+)
 
 
 class Progress(NamedTuple):
-    """Where a distillation stands: steps taken, seconds spent, the last step's loss."""
+    """Where a distillation stands: steps taken, seconds spent, the last step's loss.
+
+    `held_out` is the best state's loss on held-out texts by that of the start, `share` is how much
+    of the rates is taken.
+    """
 
     step: int
     seconds: float
     loss: float
+    held_out: float = 1.0
+    share: float = 1.0
 
 
 def distil(
@@ -50,6 +64,9 @@ def distil(
     pooled_weight: float = 1.0,
     batch_tokens: int = 2048,
     by_length: bool = False,
+    lengths: tuple[int, int] | None = None,
+    held_out: Any = None,
+    check: bool = True,
     mask_token_id: int | None = None,
     seed: int = 0,
     checkpoint: str | Path | None = None,
@@ -60,7 +77,12 @@ def distil(
 
     The target is the original's last hidden states and their mean or, where both have an MLM head
     and a mask token is known, its logits, masked tokens counting ten times. Adam, rates falling
-    linearly to 0, gradients clipped at 1. A progress bar is drawn where `rich` is installed.
+    linearly to 0, gradients clipped at 1; a step changes a kernel's sharpness by a share of it.
+    A progress bar is drawn where `rich` is installed.
+
+    On held-out texts three shares of the rates are tried out for some steps, the best state is
+    kept, the start among them, and it ends when nothing is gained. What is kept is at no length
+    (by powers of 2) worse on these texts than the start.
 
     Args:
         converted: from `convert`; on the device where it is to be trained.
@@ -75,6 +97,11 @@ def distil(
             squared error.
         batch_tokens: most tokens in a batch of at most 32 texts; more make sense on a GPU.
         by_length: give all lengths (by powers of 2) as many steps, not all batches.
+        lengths: shortest and longest: the texts are cut into pieces of so many tokens, about, and
+            each length has as many steps.
+        held_out: texts to check on, best of all some that nothing was fitted to; None: an eighth of
+            the texts, which are then not trained on.
+        check: False trains all the steps at the rates given, and keeps the last state.
         mask_token_id: by default the tokenizer's.
         seed: of the order of the batches and of the masked places.
         checkpoint: a file to write after every tenth step and to go on from if it is there.
@@ -82,13 +109,15 @@ def distil(
             own, so a step has as many as there are processes; the first one writes and draws.
         progress: called after each step in every process, instead of the bar.
     """
-    check_flags("distil", by_length=by_length)
+    check_flags("distil", by_length=by_length, check=check)
     if steps < 1:
         raise ValueError(f"distil: steps must be 1 or more, got {steps}")
     if minutes is not None and minutes <= 0:
         raise ValueError(f"distil: minutes must be above 0, got {minutes}")
     tokenizer = load_tokenizer(original) if tokenizer is None else tokenizer
-    sequences = tokens_of(texts, original, tokenizer)
+    sequences, held = _sequences(
+        texts, held_out, original, tokenizer, lengths=lengths, check=check, seed=seed
+    )
     if mask_token_id is None:
         mask_token_id = getattr(tokenizer, "mask_token_id", None)
     masked = mask_token_id is not None and type(original).__name__.endswith("ForMaskedLM")
@@ -97,7 +126,13 @@ def distil(
         raise ValueError("distil: converted has no scores; pass what tisa.hf.convert returned")
     if batch_tokens < 1:
         raise ValueError(f"distil: batch_tokens must be 1 or more, got {batch_tokens}")
-    batches = _batches(sequences, original, seed, batch_tokens, by_length)
+    by_length = by_length or lengths is not None
+    batches = batches_by(sequences, original, seed, batch_tokens, by_length)
+    mask = mask_token_id if masked else None
+    checker = None
+    if held:
+        checked = batches_by(held, original, seed, batch_tokens, False)
+        checker = Check(checked, original, mask, pooled_weight, seed)
     # transformers draws a pooler anew where the checkpoint has none, and no loss here reads it.
     read = {n: v for n, v in original.state_dict().items() if not n.startswith("pooler.")}
     identity = {} if checkpoint is None else {
@@ -106,9 +141,10 @@ def distil(
         "texts": sha256(repr(sequences).encode()).hexdigest(),
         "rates": [scores_lr, fold_lr, pooled_weight],
         "batches": [seed, batch_tokens, by_length],
+        "held out": sha256(repr(held).encode()).hexdigest(),
     }  # fmt: skip
-    state = _State(trained, scores_lr, fold_lr, checkpoint, identity)
-    processes = _Processes(accelerator)
+    state = State(trained, scores_lr, fold_lr, checkpoint, identity)
+    processes = Processes(accelerator)
     if len(set(processes.all(state.step))) > 1:
         raise ValueError(
             f"distil: not every process finds the same checkpoint; put {checkpoint} where all of "
@@ -124,228 +160,157 @@ def distil(
         student, state.optimizer = processes.prepare(converted, state.optimizer)
         # What was measured before is not so any more.
         converted.config.tisa.pop("measured", None)
-        while state.step < steps:
-            spent = time.perf_counter() - began
-            if minutes is not None:
-                # Their clocks differ; rates and the last step must not.
-                spent = processes.all(spent)[0]
-                if spent >= 60 * minutes:
-                    break
-            done = state.step / steps
-            state.rate(1 - max(done, spent / (60 * minutes) if minutes else 0.0))
-            turn = state.step * processes.count + processes.index
-            batch = batches[turn % len(batches)]
-            generator = torch.Generator().manual_seed(seed + turn)
-            mask = mask_token_id if masked else None
-            loss = _loss(student, original, batch, mask, generator, pooled_weight)
-            processes.backward(loss)
-            processes.clip(list(trained.values()))
-            state.advance(processes.mean(loss.detach()), time.perf_counter() - began)
-            told(Progress(state.step, state.seconds, state.losses[-1]))
-            if processes.index == 0 and (state.step % 10 == 0 or state.step == steps):
-                state.write(trained)
+        run = _Run(
+            converted, student, original, batches, checker, state, processes, mask, pooled_weight,
+            seed, began, None if minutes is None else 60 * minutes,
+        )  # fmt: skip
+        run.to_the_end(steps, told)
     return state.losses
 
 
-class _Processes:
-    """Several processes with one model, through `accelerate`; or this one alone."""
+@dataclass(frozen=True)
+class _Run:
+    """Models, texts and state of a distillation."""
 
-    def __init__(self, accelerator: Any) -> None:
-        self.accelerator = accelerator
-        self.count = 1 if accelerator is None else int(accelerator.num_processes)
-        self.index = 0 if accelerator is None else int(accelerator.process_index)
+    converted: PreTrainedModel
+    student: Any
+    original: PreTrainedModel
+    batches: list[Batch]
+    checker: Check | None
+    state: State
+    processes: Processes
+    mask: int | None
+    pooled_weight: float
+    seed: int
+    began: float
+    limit: float | None
 
-    def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
-        """Return both as they are to be trained."""
-        if self.accelerator is None:
-            return model, optimizer
-        model, optimizer = self.accelerator.prepare(model, optimizer)
-        return model, optimizer
+    def to_the_end(self, steps: int, told: Callable[[Progress], None]) -> None:
+        """Take the steps, and leave the best state."""
+        state, limit = self.state, self.limit
+        if self.checker is not None and state.start is None:
+            self._scored()
+            self._choose_rate(min(steps // TRIAL[0] or 1, TRIAL[1]))
+        every, checked = min(steps // EVERY[0] or 1, EVERY[1]), state.step
+        while state.step < steps and not state.ended:
+            spent = self._spent()
+            if limit is not None and spent >= limit:
+                break
+            left = 1 - max(state.step / steps, spent / limit if limit else 0.0)
+            state.rate(state.share * left)
+            loss = self._learn()
+            state.advance(self.processes.mean(loss), time.perf_counter() - self.began)
+            if self.checker is not None and (state.step % every == 0 or state.step == steps):
+                state.checked(self._scored())
+                checked = state.step
+            told(Progress(state.step, state.seconds, state.losses[-1], state.score, state.share))
+            at_end = state.step == steps or state.ended
+            if self.processes.index == 0 and (state.step % 10 == 0 or at_end):
+                state.write()
+        if self.checker is not None:
+            if state.step > checked:
+                state.consider(self._scored())
+            state.restore(state.best)
 
-    def backward(self, loss: Tensor) -> None:
-        """Give every process the mean of the gradients."""
-        if self.accelerator is None:
-            loss.backward()
-        else:
-            self.accelerator.backward(loss)
+    def _spent(self) -> float:
+        """Return the seconds: clocks of processes differ, and rates and the last step must not."""
+        passed = time.perf_counter() - self.began
+        return passed if self.limit is None else self.processes.all(passed)[0]
 
-    def clip(self, parameters: list[nn.Parameter]) -> None:
-        """Shorten the gradient to 1; accelerate takes the scale of float16 off it first."""
-        if self.accelerator is None:
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        else:
-            self.accelerator.clip_grad_norm_(parameters, 1.0)
+    def _scored(self) -> float:
+        assert self.checker is not None
+        found = self.checker.losses(self.converted)
+        found = {name: self.processes.all(value)[0] for name, value in found.items()}
+        if self.state.start is None:
+            self.state.start = found
+        return score_of(found, self.state.start)
 
-    def mean(self, loss: Tensor) -> float:
-        """Return the mean over the processes."""
-        return float(loss if self.count == 1 else self.accelerator.reduce(loss, "mean"))
+    def _learn(self) -> Tensor:
+        """Return the loss of the next batch, and leave gradients."""
+        turn = self.state.step * self.processes.count + self.processes.index
+        batch = self.batches[turn % len(self.batches)]
+        generator = torch.Generator().manual_seed(self.seed + turn)
+        loss = loss_of(self.student, self.original, batch, self.mask, generator, self.pooled_weight)
+        self.processes.backward(loss)
+        self.processes.clip(list(self.state.trained.values()))
+        return loss.detach()
 
-    def all(self, value: float) -> list[float]:
-        """Return every process's value."""
-        if self.count == 1:
-            return [value]
-        mine = torch.tensor([value], device=self.accelerator.device)
-        found: list[float] = self.accelerator.gather(mine).tolist()
-        return found
-
-
-class _State:
-    """Optimiser, place and losses, which a checkpoint keeps."""
-
-    def __init__(
-        self,
-        trained: dict[str, nn.Parameter],
-        scores_lr: float,
-        fold_lr: float,
-        path: Any,
-        identity: dict[str, Any],
-    ) -> None:
-        self.identity = identity
-        fold = [p for n, p in trained.items() if is_vector(n)]
-        scores = [p for n, p in trained.items() if not is_vector(n)]
-        groups = [{"params": scores, "lr": scores_lr}, {"params": fold, "lr": fold_lr}]
-        self.rates = [scores_lr, fold_lr] if fold else [scores_lr]
-        self.optimizer: Any = torch.optim.Adam(groups[: len(self.rates)])
-        self.step, self.seconds, self.losses = 0, 0.0, list[float]()
-        self.path = None if path is None else Path(path)
-        if self.path is not None and (self.path.exists() or self.before.exists()):
-            self._read(trained)
-
-    def rate(self, share: float) -> None:
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * max(0.0, share)
-
-    def advance(self, loss: float, seconds: float) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.step, self.seconds = self.step + 1, seconds
-        self.losses.append(loss)
-
-    def write(self, trained: dict[str, nn.Parameter]) -> None:
-        if self.path is None:
-            return
-        kept = {
-            "weights": {n: p.detach() for n, p in trained.items()},
-            "optimizer": self.optimizer.state_dict(),
-            "step": self.step,
-            "seconds": self.seconds,
-            "losses": self.losses,
-        }
-        content = io.BytesIO()
-        torch.save(kept, content)
-        about = {"kind": KIND, "identity": self.identity, CODE: tisa.__version__}
-        with told(self.path):
-            if self.path.exists():
-                os.replace(self.path, self.before)
-            write_sealed(self.path, about, content.getvalue())
-
-    @property
-    def before(self) -> Path:
-        """Where the checkpoint before the last one is, for when that one is damaged."""
-        assert self.path is not None
-        return self.path.with_name(f"{self.path.name}.before")
-
-    def _read(self, trained: dict[str, nn.Parameter]) -> None:
-        assert self.path is not None
-        try:
-            about, content = read_bytes(self.path, remedy=f"remove it to go on from {self.before}")
-        except (Damaged, FileNotFoundError) as damaged:
-            if not self.before.exists():
-                raise
-            warnings.warn(f"{damaged}; goes on from {self.before}", stacklevel=4)
-            about, content = read_bytes(self.before, remedy="remove it to begin from the start")
-        if about.get("identity", self.identity) != self.identity or about.get("kind", KIND) != KIND:
-            raise ValueError(
-                f"distil: checkpoint {self.path} is of another model, other texts or another seed; "
-                "name another file"
-            )
-        if about.get(CODE, tisa.__version__) != tisa.__version__:
-            warnings.warn(
-                f"{self.path}: begun with tisa {about[CODE]}, goes on with {tisa.__version__}; its "
-                "numbers may differ from those of one version",
-                stacklevel=4,
-            )
-        try:
-            # Without a seal it was written by an earlier version.
-            kept = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-            shapes = {name: value.shape for name, value in kept["weights"].items()}
-        except (RuntimeError, UnpicklingError, KeyError, EOFError) as wrong:
-            raise Damaged(
-                f"{self.path}: no checkpoint of tisa.hf.distil ({type(wrong).__name__}); remove it"
-            ) from wrong
-        if shapes != {name: parameter.shape for name, parameter in trained.items()}:
-            raise ValueError(
-                f"distil: checkpoint {self.path} is of another model; name another file"
-            )
-        with torch.no_grad():
-            for name, value in kept["weights"].items():
-                trained[name].copy_(value)
-        self.optimizer.load_state_dict(kept["optimizer"])
-        self.step, self.seconds = kept["step"], kept["seconds"]
-        self.losses = list(kept["losses"])
+    def _choose_rate(self, steps: int) -> None:
+        """Set the share of the rates with which the first steps gain most on held-out texts."""
+        state = self.state
+        start, fresh = state.parameters(), state.optimizer.state_dict()
+        found: list[tuple[float, float]] = []
+        for number, share in enumerate(RATES, start=1):
+            state.rate(share)
+            for turn in range(steps):
+                # All of them together take a quarter of the time, at most.
+                late = self.limit and self._spent() > self.limit * number / (4 * len(RATES))
+                if turn and late:
+                    break
+                state.step = turn
+                self._learn()
+                state.update()
+            score = self._scored()
+            state.consider(score)
+            found.append((score, share))
+            state.step = 0
+            state.restore(start)
+            state.optimizer.load_state_dict(fresh)
+        # Where none gains anything, the smallest is left.
+        state.share = min(found)[1]
 
 
-def _batches(
-    sequences: list[Tokens], model: PreTrainedModel, seed: int, tokens: int, by_length: bool
-) -> list[Batch]:
-    """Return small batches in a random order, those of one length together."""
-    made = list(
-        itertools.chain.from_iterable(
-            batches_of(part, model, elements=1, tokens=tokens)
-            for part in _parts(sorted(sequences, key=lambda s: len(s.ids)), 32)
-        )
+def _sequences(
+    texts: Any,
+    held_out: Any,
+    original: PreTrainedModel,
+    tokenizer: Any,
+    *,
+    lengths: tuple[int, int] | None,
+    check: bool,
+    seed: int,
+) -> tuple[list[Tokens], list[Tokens]]:
+    """Return what is trained on, and what is checked on."""
+    if lengths is not None:
+        texts, held_out = _cut(texts, held_out, original, tokenizer, lengths, seed)
+    sequences = tokens_of(texts, original, tokenizer)
+    if not check:
+        return sequences, []
+    if held_out is not None:
+        return sequences, tokens_of(held_out, original, tokenizer)
+    if len(sequences) < 2:
+        raise ValueError(TOO_FEW)
+    return divided(sequences)
+
+
+def _cut(
+    texts: Any,
+    held_out: Any,
+    original: PreTrainedModel,
+    tokenizer: Any,
+    lengths: tuple[int, int],
+    seed: int,
+) -> tuple[list[str], list[str]]:
+    """Return pieces of the texts to train on, and of others to check on."""
+    train, held = (
+        list(given) if isinstance(given, Sequence) else [] for given in (texts, held_out)
     )
-    generator = torch.Generator().manual_seed(seed)
-    made = [made[i] for i in torch.randperm(len(made), generator=generator).tolist()]
-    if not by_length:
-        return made
-    classes: dict[int, list[Batch]] = {}
-    for batch in made:
-        classes.setdefault((batch.inputs["input_ids"].shape[1] - 1).bit_length(), []).append(batch)
-    rounds = max(len(part) for part in classes.values())
-    return [part[i % len(part)] for i in range(rounds) for part in classes.values()]
-
-
-def _parts(sequences: list[Tokens], size: int) -> Iterator[list[Tokens]]:
-    for start in range(0, len(sequences), size):
-        yield sequences[start : start + size]
-
-
-def _loss(
-    student: PreTrainedModel,
-    teacher: PreTrainedModel,
-    batch: Batch,
-    mask_token_id: int | None,
-    generator: torch.Generator,
-    pooled_weight: float,
-) -> Tensor:
-    inputs = dict(batch.inputs)
-    real = inputs["attention_mask"].bool()
-    if mask_token_id is None:
-        with torch.no_grad():
-            wanted = _hidden(teacher, inputs)
-        found = _hidden(student, inputs)
-        error = ((found - wanted)[real] ** 2).sum() / (wanted[real] ** 2).sum()
-        weight = real.unsqueeze(-1).to(found.dtype)
-        ours, theirs = ((x * weight).sum(1) / weight.sum(1) for x in (found, wanted))
-        return error + pooled_weight * (1 - cosine_similarity(ours, theirs, dim=-1)).mean()
-    chosen = torch.rand(real.shape, generator=generator).to(real.device) < MASKED
-    # Not the ends, which are always the same.
-    chosen &= inner(real)
-    inputs["input_ids"] = inputs["input_ids"].masked_fill(chosen, mask_token_id)
-    with torch.no_grad():
-        target = log_softmax(teacher(**inputs).logits.float(), -1)
-    logs = log_softmax(student(**inputs).logits.float(), -1)
-    each = kl_div(logs, target, reduction="none", log_target=True).sum(-1)
-    weights = real + (MASKED_WEIGHT - 1) * chosen
-    return (each * weights).sum() / weights.sum()
-
-
-def _hidden(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """Return the last hidden states, whatever stands on top of them."""
-    found = model(**inputs, output_hidden_states=True)
-    hidden = getattr(found, "last_hidden_state", None)
-    return (found.hidden_states[-1] if hidden is None else hidden).float()
+    if not train or not all(isinstance(text, str) for text in (*train, *held)):
+        raise TypeError("distil: lengths are for a list of texts, which are cut; got none of texts")
+    limit = length_limit(original)
+    if lengths[1] > limit:
+        raise ValueError(
+            f"distil: lengths must end at {limit}, the original takes up to {limit} tokens, got "
+            f"{lengths[1]}"
+        )
+    if not held and len(train) < 2:
+        raise ValueError(TOO_FEW)
+    if not held:
+        held, train = train[1::8], [text for i, text in enumerate(train) if i % 8 != 1]
+    return (
+        pieces(train, tokenizer, lengths, count=PIECES[0], seed=seed),
+        pieces(held, tokenizer, lengths, count=PIECES[1], seed=seed + 1),
+    )
 
 
 @contextmanager

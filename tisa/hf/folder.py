@@ -7,7 +7,12 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from tisa.hf.calibration import default_texts, length_limit, pieces
+from tisa.hf.calibration import (
+    default_texts,
+    length_limit,
+    pieces,
+    warn_of_default_text,
+)
 from tisa.hf.conversion import Positions, Start, Window, convert
 from tisa.hf.distillation import distil
 from tisa.hf.measure import Score, measurements
@@ -20,6 +25,16 @@ from tisa.store import check_new_folder, new_folder
 
 # With minutes alone, the clock ends it.
 MANY_STEPS = 10_000
+
+
+def _divided(texts: list[str]) -> tuple[list[str], list[str]]:
+    """Return texts to fit and distil on, and every eighth to check on."""
+    if len(texts) < 2:
+        raise ValueError(
+            "texts must be four or more to distil: half of them is held out, and of the others "
+            f"some to check on; got {len(texts)} in that half"
+        )
+    return [text for i, text in enumerate(texts) if i % 8 != 1], texts[1::8]
 
 
 class Done(NamedTuple):
@@ -106,6 +121,13 @@ def convert_folder(
     beside = sentence_folder(model)
     original = original.to(place).eval()
     used, held_out = (None, default_texts()) if texts is None else (texts[::2], texts[1::2])
+    distils = distil_steps is not None or distil_minutes is not None
+    checked: list[str] = []
+    if distils:
+        # To check the distillation on: neither fitted nor distilled on, and not what is measured.
+        used, checked = _divided(default_texts() if used is None else used)
+        if texts is None:
+            warn_of_default_text()
     calibration: list[str] | None = used
     if lengths is not None:
         limit = length_limit(original)
@@ -124,11 +146,10 @@ def convert_folder(
         calibration=calibration, tokenizer=tokenizer, progress=progress,
     ).eval()  # fmt: skip
     converted.config.tisa["made_from"]["weights"] = checkpoint.digests()
-    if distil_steps is not None or distil_minutes is not None:
+    if distils:
         distil(
-            converted, original, calibration or default_texts(), tokenizer=tokenizer,
+            converted, original, used, held_out=checked, lengths=lengths, tokenizer=tokenizer,
             steps=distil_steps or MANY_STEPS, minutes=distil_minutes, seed=seed,
-            by_length=lengths is not None,
         )  # fmt: skip
     done, wrong = Done(original, converted, {}, {}), None
     if measured:
