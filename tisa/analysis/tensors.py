@@ -75,7 +75,7 @@ class Reader:
                 )
         if words is not None and words.shape[1] != table.shape[1]:
             raise ValueError(
-                f"{name}: vectors of words have {words.shape[1]} numbers and those of positions "
+                f"{name}: vectors of words have {words.shape[1]} numbers and vectors of positions "
                 f"{table.shape[1]}; the file is of two models"
             )
 

@@ -50,7 +50,7 @@ class LearnedCurve:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Everything that is known about one model's positions; fields are None where it has no such.
+    """Everything that is known about one model's positions; what the model lacks is None.
 
     invariance: by table: "table" (E_P), "centred", "without_first", "as_read" (through
     normalisation and map). heads: one entry per layer, as read. raw_heads: the first layer's raw

@@ -295,7 +295,7 @@ def _check(sequences: list[Tokens], model: PreTrainedModel, tokenizer: Any) -> N
     if longest < 3:
         raise ValueError(
             f"calibration: the longest text has {longest} tokens, and no order to learn from; "
-            "give texts like those that the model will see"
+            "give texts of the kind that the model will see"
         )
     if min(len(s.ids) for s in sequences) == 0:
         raise ValueError("calibration: an empty text is among them; leave it out")
@@ -305,7 +305,7 @@ def _check(sequences: list[Tokens], model: PreTrainedModel, tokenizer: Any) -> N
         wrong = highest if highest >= words else lowest
         raise ValueError(
             f"calibration: token {wrong} is not among the model's {words}; "
-            "these are tokens of another model's tokenizer"
+            "the tokens are of another model's tokenizer"
         )
     unknown = getattr(tokenizer, "unk_token_id", None)
     if unknown is not None:

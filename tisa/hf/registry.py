@@ -243,7 +243,7 @@ def proved(
             )  # fmt: skip
         except RuntimeError as wrong:
             raise ValueError(
-                f"{checkpoint.name}: its weights are not those of a {cls.__name__} of its config "
+                f"{checkpoint.name}: the weights do not fit a {cls.__name__} of their config "
                 f"({_first(wrong)})"
             ) from None
     _check_missing(model, set(info["missing_keys"]), checkpoint, new_head)

@@ -123,7 +123,7 @@ def save(
     """Save a converted model, its tokenizer, and what makes a sentence encoder of `beside`.
 
     `beside` is the folder or hub name that the model came from. A model that was saved there before
-    is there until this one is whole; its card, and what else lies there, is kept.
+    stays until the new model is whole. The card, and other files in the folder, are kept.
     """
     origin = sentence_folder(beside) if beside else None
     with renewed(folder, mark=MANIFEST, first=("README.md",), stale=WEIGHTS) as out:

@@ -123,7 +123,9 @@ class _WithHead(_Base):
             other = (
                 "AutoModelForCausalLM" if config.transformer.is_causal else "AutoModelForMaskedLM"
             )
-            raise ValueError(f"{type(self).__name__}: this is the other kind; load it with {other}")
+            raise ValueError(
+                f"{type(self).__name__}: the model is of the other kind; load it with {other}"
+            )
         made = LanguageModel(config.transformer)
         self.transformer, self.narrow, self.norm = made.transformer, made.narrow, made.norm
         self.bias = made.bias

@@ -16,9 +16,9 @@ class NearFar(ScoringFunction):
     f(k) = Σ_s a_s·exp(−|b_s|(k − c_s)²) − ½·r·log(1 + (ρ·k)²),  r = r₋ for k < 0 and r₊ for k > 0.
 
     A sum of bounded kernels goes to 0 far away, so nothing holds distant tokens down when the input
-    is longer than in training. The second term does. It is flat at the query, so that near it the
-    kernels alone shape the curve, and from a distance of about 1/ρ on it falls like −r·log(ρ|k|),
-    KERPLE's logarithm. Parameters: `near`, a `TISA`; `raw_strengths` (heads, 2) with
+    is longer than in training. The second term does. This decay is flat at the query, so that the
+    kernels alone shape the curve there. From a distance of about 1/ρ on the decay falls like
+    −r·log(ρ|k|), KERPLE's logarithm. Parameters: `near`, a `TISA`; `raw_strengths` (heads, 2) with
     r₋, r₊ = softplus(·); `raw_rates` (heads) with ρ = softplus(·).
 
     At step 0:

@@ -38,7 +38,7 @@ def only(groups: Sequence[dict[str, Tensor]], owner: str) -> dict[str, Tensor]:
         return first
     raise ValueError(
         f"{owner}.from_reference: state_dict must have the weights of one, got {len(groups)} that "
-        "differ; pass those of one part of the model alone"
+        "differ; pass the weights of one part of the model alone"
     )
 
 

@@ -24,9 +24,9 @@ class TISA(ScoringFunction):
         init="reference": the author's a ~ N(0.1, 0.01), b ~ N(0.1, 0.01), c ~ N(0, 5) (mean and
             standard deviation). Bumps of height 0.1 and about ±2 tokens width at places near the
             query: a slight preference, different for each head, for some of its neighbours.
-        init="zero": the same b and c, a = 0. Scores are exactly 0, a model that it is added to
-            computes what it did before; amplitudes get a gradient in the first step, b and c from
-            the second on.
+        init="zero": the same b and c, a = 0. Scores are exactly 0, so a model to which TISA is
+            added computes the same as before. Amplitudes get a gradient in the first step, b and c
+            from the second step on.
     """
 
     def __init__(

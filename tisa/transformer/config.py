@@ -16,12 +16,12 @@ class TransformerConfig:
     """Sizes and choices of a transformer; the defaults are BERT base with TISA.
 
     `position` is a name from `tisa.positions.METHODS`, a class of your own, or "my_file.py:Class"
-    (`tisa.positions.naming` has all forms), `position_options` its keyword arguments; what stands
-    here afterwards is the name or the class, and options in the name are among the others. Several,
-    as a list or as "rotary:base=160000+rotary+rotary", are those of the layers in turn, and again
-    from the first; options stand in their names, and afterwards one name with + stands here.
-    `window` is how far a query sees to both sides (ModernBERT's 128 is 64 here), None without
-    limit, a list as that of the positions: [None, 64, 64] has every third layer see everything.
+    (`tisa.positions.naming` has all forms). `position_options` has the keyword arguments of the
+    method; options in the name are moved there. Several methods, as a list or as
+    "rotary:base=160000+rotary+rotary", are for the layers in turn, and begin again from the first.
+    Their options stand in their names, and the config keeps one name with +. `window` is how far a
+    query sees to both sides (ModernBERT's 128 is 64 here), None is without limit. A list of windows
+    is for the layers in turn: with [None, 64, 64] every third layer sees everything.
     `norm` is "pre" or "post". `share_layers` passes through one layer's weights
     `num_hidden_layers` times (ALBERT); positions still know which pass it is. `embedding_size`
     factorises the input embeddings (ALBERT). `is_causal` makes it a decoder. `sinks` gives the

@@ -98,7 +98,7 @@ def begin(
         )
     if cache is not None and not is_causal:
         raise ValueError(
-            "cache must be None in an encoder, whose tokens also see those after them; "
+            "cache must be None in an encoder, where a token also sees the tokens after it; "
             "is_causal=True makes a decoder"
         )
     batch, length = tokens.shape[:2]

@@ -152,7 +152,7 @@ class Transformer(nn.Module):
         return hidden if self.config.norm == "post" else self.norm(hidden)
 
     def num_parameters(self) -> tuple[int, int]:
-        """Return the number of positional parameters and of all the others."""
+        """Return the number of positional parameters and of all other parameters."""
         positional = sum(p.numel() for p in self.position.parameters())
         return positional, sum(p.numel() for p in self.parameters()) - positional
 

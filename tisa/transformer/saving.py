@@ -40,7 +40,7 @@ MODELS: dict[str, type[Transformer] | type[LanguageModel]] = {
 def save(model: nn.Module, folder: str | Path) -> None:
     """Write a model's weights and its config into a folder, whole or not at all.
 
-    It is a `Transformer` or a `LanguageModel`; of a compiled one, what was compiled is written.
+    The model is a `Transformer` or a `LanguageModel`; of a compiled model, the original is written.
     """
     safetensors = needed("safetensors.torch", "saved models", "tisa[hf]")
     model = getattr(model, COMPILED, model)

@@ -18,14 +18,13 @@ class SelfAttention(nn.Module):
     """Multi-head self-attention with a position method of its own.
 
     `position` is a name from `tisa.positions.METHODS`, a class of your own or "my_file.py:Class",
-    its keyword arguments in `position_options`; or a `Position` that several layers share, this one
-    being number `layer`.
-    Layers that share a position may share a cache too; the others need one each. `window` is how
-    far a query sees to both sides, None without limit. `sinks` gives each head's softmax a learned
-    logit that no token has.
+    with keyword arguments in `position_options`. Or `position` is a `Position` that several layers
+    share, and `layer` is the number of this layer. Layers that share a position may share a cache
+    too; other layers need one each. `window` is how far a query sees to both sides, None is without
+    limit. `sinks` gives each head's softmax a learned logit that no token has.
 
-    A method that enters at the input embeddings enters at this layer's input if it was given by
-    name; one that is shared is for the transformer that shares it to put there (`position.embed`).
+    A method that enters at the input embeddings enters at this layer's input if the method was
+    given by name. A shared `Position` is put there by the transformer (`position.embed`).
     """
 
     def __init__(
@@ -48,8 +47,8 @@ class SelfAttention(nn.Module):
         if not isinstance(position, Position):
             if layer != 0:
                 raise ValueError(
-                    f"SelfAttention: layer must be 0 where position is no module, got {layer}; it "
-                    "says which layer this is of those that share a position: pass the Position"
+                    f"SelfAttention: layer must be 0 where position is no module, got {layer}; "
+                    "a number is for layers that share one position: pass the Position"
                 )
             config = PositionConfig(
                 hidden_size=hidden_size,

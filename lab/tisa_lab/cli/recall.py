@@ -24,7 +24,7 @@ def command(
     `tisa-lab recall --methods tisa,near-far,near-far-fox --steps 4000 --out recall`
 
     Args:
-        methods: Position methods, by name or as my_file.py:Class; those for decoders alone, too.
+        methods: Position methods, by name or as my_file.py:Class, also methods for decoders alone.
         config: Sizes and recipe.
         out: Folder for recall.json, recall.md and recall.png.
         device: By default a GPU where there is one.

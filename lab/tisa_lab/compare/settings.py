@@ -66,20 +66,20 @@ class CompareConfig:
         others: What the methods are compared with; large: all of the package.
         search_steps: Steps of the search for a far dependency that a method can express (criteria).
         tasks: Tasks about places that small encoders are trained on.
-        probe_length: Tokens of their training inputs, at most; asked at 4 × that, too.
-        probe_steps: Updates of each of them.
+        probe_length: Tokens of the encoders' training inputs, at most; asked at 4 × the length too.
+        probe_steps: Updates of each small encoder.
         recall_length: Tokens that small decoders are trained to remember over, at most.
-        recall_factors: They are asked at that length times each of these.
-        recall_steps: Updates of each of them.
+        recall_factors: The small decoders are asked at the recall length times each factor.
+        recall_steps: Updates of each small decoder.
         length: Tokens that the language models are trained at.
-        factors: They are read at that length times each of these.
+        factors: The language models are read at the length times each factor.
         steps: Updates of each language model.
         batch_tokens: Tokens of an update.
         hidden_size: Width of the language models.
-        num_hidden_layers: Their layers.
-        num_attention_heads: Their heads.
-        learning_rate: Their rate, the same for all methods.
-        bf16: Whether their products are in bfloat16.
+        num_hidden_layers: Layers of the language models.
+        num_attention_heads: Heads of the language models.
+        learning_rate: Rate of the language models, the same for all methods.
+        bf16: Whether the language models multiply in bfloat16.
         speed_length: Tokens of the layer whose step is timed.
         speed_rounds: Times that each method takes its turn.
         seed: Of weights, inputs and text.

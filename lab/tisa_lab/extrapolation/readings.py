@@ -46,7 +46,7 @@ def readings_of(
     for name in names:
         if names.count(name) > 1:
             raise ValueError(
-                f"reading: expected other options than those of the runs, got {name[0]} twice"
+                f"reading: expected other options than the runs have, got {name[0]} twice"
             )
     return found
 

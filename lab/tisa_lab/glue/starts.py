@@ -249,7 +249,7 @@ def _read(path: Path, converted: Any) -> dict[str, Any]:
         raise Damaged(f"{path}: not as it was written, its checksum is another one; {AGAIN}")
     wanted = _scores(converted)
     if {n: t.shape for n, t in kept.items()} != {n: t.shape for n, t in wanted.items()}:
-        raise Damaged(f"{path}: its scores are those of another model; {AGAIN}")
+        raise Damaged(f"{path}: the scores are of another model; {AGAIN}")
     for name, value in kept.items():
         wanted[name].copy_(value)
     return about

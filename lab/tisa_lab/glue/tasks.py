@@ -26,7 +26,7 @@ class Recipe:
 
     Args:
         learning_rate: of the model's own weights.
-        scores_learning_rate: of kernels and folded vectors; by default ten times the other.
+        scores_learning_rate: of kernels and folded vectors; by default ten times learning_rate.
         batch_size: rows to a step.
         dropout: everywhere in the model.
         steps: of the optimiser.
@@ -35,7 +35,7 @@ class Recipe:
         weight_decay: of the weights, biases and norms aside.
         max_length: tokens of a row; longer texts are cut.
         train_rows: only the first so many training rows.
-        evaluations: so many on the dev set.
+        evaluations: how often the dev set is measured.
         calibration_rows: training rows that kernels are fitted and vectors folded on.
         batches: padded ones of similar length, or packed ones without any padding.
     """

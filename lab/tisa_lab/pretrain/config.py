@@ -41,7 +41,7 @@ class Recipe:
         hidden_size: Width.
         num_hidden_layers: Layers, or passes through the shared one.
         num_attention_heads: Attention heads.
-        intermediate_size: Width of the feed-forward part; by default four times the other.
+        intermediate_size: Width of the feed-forward part; by default four times hidden_size.
         embedding_size: Width of the embeddings (ALBERT).
         share_layers: One layer's weights for all (ALBERT).
         norm: Layer norm before (pre) or after (post) each part.
@@ -55,8 +55,8 @@ class Recipe:
         beta2: Of AdamW.
         clip: Largest norm of the gradients.
         mask_share: Share of the tokens to predict.
-        window: How far a query sees to both sides; by default without limit. Several with + are
-            those of the layers in turn, as in none+64+64.
+        window: How far a query sees to both sides; by default without limit. Windows with
+            + between them are for the layers in turn, as in none+64+64.
     """
 
     objective: Objective = "mlm"
@@ -117,7 +117,7 @@ class Recipe:
         words = self.window.split("+")
         if not all(word == "none" or word.isdecimal() for word in words):
             raise ValueError(
-                "window must be whole numbers, or none, with + between those of several layers, "
+                "window must be whole numbers, or none, with + between the windows of layers, "
                 f"got {self.window!r}"
             )
         return [None if word == "none" else int(word) for word in words]
@@ -240,7 +240,7 @@ class RunSettings:
     """How a run is carried out: what is set for a machine, and what changes no result.
 
     Args:
-        micro_tokens: Tokens that a process takes at a time; the rest of its share is accumulated.
+        micro_tokens: Tokens that a process takes at a time; the gradients of a step are added up.
         device: Where to compute: cpu or cuda; by default a GPU where there is one.
         bf16: Products in bfloat16 (autocast).
         compile: Compile the model (torch.compile).
@@ -299,11 +299,11 @@ class Grid(Recipe):
 
     Args:
         position: The position method, by name or as my_file.py:Class; several with commas. Options
-            follow after colons, as in tisa:layers=shared, and + stands between those of the layers
-            in turn, as in rotary:base=160000+none.
+            follow after colons, as in tisa:layers=shared. Methods with + between them are for the
+            layers in turn, as in rotary:base=160000+none.
         position_options: Options of all methods, as in '{"layers": "shared"}'.
         learning_rate: The peak; several with commas.
-        scores_learning_rate: Of scores of the offset; by default ten times the other.
+        scores_learning_rate: Of scores of the offset; by default ten times learning_rate.
         seed: Of weights, order and masks.
         seeds: How many seeds, from the first one on.
     """

@@ -24,7 +24,7 @@ class Sizes:
 
     Args:
         length: Tokens of the training inputs, at most.
-        factors: Asked is at the length times each of these.
+        factors: The models are asked at the length times each factor.
         steps: Updates of each model.
         batch_size: Inputs of a step.
         hidden_size: Width.
