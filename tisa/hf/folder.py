@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tisa.hf.calibration import default_texts, length_limit, pieces
+from tisa.hf.card import licence_of
 from tisa.hf.conversion import Positions, Sinks, Start, convert
 from tisa.hf.distillation import distil
 from tisa.hf.measure import Score, measurements
@@ -128,6 +129,8 @@ def convert_folder(
         calibration=calibration, tokenizer=tokenizer, progress=progress,
     ).eval()  # fmt: skip
     converted.config.tisa["made_from"]["weights"] = checkpoint.digests()
+    if (licence := licence_of(checkpoint.folder)) is not None:
+        converted.config.tisa["made_from"]["license"] = licence
     if distil_steps is not None or distil_minutes is not None:
         distil(
             converted, original, calibration or default_texts(), tokenizer=tokenizer,
