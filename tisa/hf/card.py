@@ -37,7 +37,7 @@ def write_card(
 def licence_of(folder: Path) -> str | None:
     """Return the licence that the card of the model in a folder names, or None."""
     path = folder / "README.md"
-    found = LICENCE.match(path.read_text("utf-8", "replace")) if path.is_file() else None
+    found = LICENCE.match(path.read_text("utf-8", "replace")[:20_000]) if path.is_file() else None
     return found and found[1]
 
 
