@@ -18,8 +18,8 @@ from playwright.sync_api import Browser, sync_playwright
 
 CHROMIUM = ("chromium", "chromium-browser", "chrome")
 WIDTHS, SCHEMES = (1400, 400), ("light", "dark")
-# Of a site: files that are shown as they are, and no pages.
-NO_PAGES = {"records", "outside", "assets"}
+# Of a site: files that are shown as they are, and a page that only a server shows.
+NO_PAGES = {"records", "outside", "assets", "404.html"}
 # Words for each element that leaves the screen, is cut off, or scrolls inside its frame.
 FOUND = """() => {
   const framed = (e) => { for (let p = e.parentElement; p; p = p.parentElement)
