@@ -201,6 +201,27 @@ def test_no_link_in_the_repository_is_broken(name):
         assert link.startswith("https://") or (ROOT / link).exists(), link
 
 
+def test_the_numbers_on_the_first_pages_are_so():
+    from tisa.positions import METHODS
+
+    pages = ("README.md", "docs/index.md", "docs/idea.md")
+    readme, index, idea = (" ".join((ROOT / page).read_text().split()) for page in pages)
+    assert f"TISA, {len(METHODS) - 1} further position methods" in index
+    assert f"any of {len(METHODS)} position methods" in readme
+    # BERT base: three numbers a kernel, 5 kernels, 12 heads, 12 layers; a table of 512 by 768.
+    assert (
+        f"there are {3 * 5 * 12 * 12:,} numbers. The model's position table has {512 * 768:,}."
+        in idea
+    )
+    found = json.loads((ROOT / "docs/records/2026-11-15-find-the-offset.json").read_text())
+    assert round(1 / found["accuracy"]["without positions"]) == 9
+    assert "about one question in nine" in idea
+    assert "about one in nine without positions" in readme
+    asked = [abs(head["peak"]) for head in found["peaks"] if head["asked_for"]]
+    assert (len(asked), "seven with a peak at an offset" in idea) == (7, True)
+    assert 3 in asked
+
+
 def test_the_numbers_about_the_phrase_are_those_of_the_record():
     record = json.loads((ROOT / "docs/records/2026-11-15-phrase.json").read_text())
     table, kernels = (

@@ -53,6 +53,7 @@ def encoder(tmp_path_factory):
             if p.ndim == 2:
                 p.mul_(6.0)
     model.save_pretrained(folder)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# An encoder\n")
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
         {
@@ -125,6 +126,13 @@ def test_sentence_transformers_load_a_converted_encoder(encoder, tmp_path):
     out = tmp_path / "out"
     done = convert_folder(str(encoder), out, init="zero", texts=lines())
     loaded = library.SentenceTransformer(str(out), device="cpu")
+    # As the card says.
+    card, said = (out / "README.md").read_text(), {}
+    for code in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
+        exec(code.replace("path/to/this/folder", str(out)), said)
+        said[type(said["model"]).__name__] = said["model"]
+    assert {"SentenceTransformer", "TisaBertModel"} <= set(said)
+    assert "library_name: sentence-transformers\nlicense: apache-2.0\n" in card
     text = " ".join(lines(30))
     found = torch.from_numpy(loaded.encode([text]))
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)

@@ -65,7 +65,7 @@ def test_every_number_that_is_told_follows_the_data():
     about = unescape(" ".join(before))
     assert "in a model, layer 1, head 7" in about
     assert "With the table up to 60 % of this attention moves, with TISA up to 0 %" in about
-    assert "all heads and places is 6.2 % and 0.0 %." in about
+    assert "all heads and places is 6.2 % and 0.0 %" in about
 
 
 def test_a_name_cannot_run_script():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,25 @@ KIND = "converted model"
 # The name of the copy of `core` beside a model, which its config names.
 REMOTE = "modeling_tisa"
 NOTHING: dict[str, Any] = {"cosines": {}, "limit": None}
+# In the part of a card that is for machines.
+LINES = r"(?:(?!---).*\n)*?"
+LICENCE = re.compile(rf"\A---\n{LINES}license: *[\"']?([\w.+-]+)[\"']? *\n{LINES}---(?:\s|\Z)")
 
 
-def write_card(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
-    """Write README.md into the folder unless there is one."""
+def write_card(
+    model: PreTrainedModel, folder: str | os.PathLike[str], *, sentences: bool = False
+) -> None:
+    """Write README.md into the folder unless there is one; `sentences`: of a sentence encoder."""
     path = Path(folder) / "README.md"
     if not path.exists():
-        path.write_text(card_of(model), encoding="utf-8")
+        path.write_text(card_of(model, sentences=sentences), encoding="utf-8")
+
+
+def licence_of(folder: Path) -> str | None:
+    """Return the licence that the card of the model in a folder names, or None."""
+    path = folder / "README.md"
+    found = LICENCE.match(path.read_text("utf-8", "replace")[:20_000]) if path.is_file() else None
+    return found and found[1]
 
 
 def replace_template(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
@@ -47,8 +60,8 @@ def replace_template(model: PreTrainedModel, folder: str | os.PathLike[str]) -> 
     ours.save(path)
 
 
-def card_of(model: PreTrainedModel) -> str:
-    """Return the model card."""
+def card_of(model: PreTrainedModel, *, sentences: bool = False) -> str:
+    """Return the model card; `sentences`: with how a sentence encoder is loaded."""
     tisa = model.config.tisa
     scores = sum(p.numel() for n, p in model.named_parameters() if "offset_scores" in n)
     fold = sum(p.numel() for n, p in model.named_parameters() if is_vector(n))
@@ -56,12 +69,12 @@ def card_of(model: PreTrainedModel) -> str:
     kept = {
         "keep": "The model's own position embeddings are kept; the scores come on top of them.",
         "replace": f"The model's position table ({tisa['replaced_parameters']:,} numbers) is left "
-        f"out; {fold:,} numbers stand for what of it had nothing to do with order. There is no "
-        "limit to the length of an input.",
+        f"out; {fold:,} numbers stand for what of it had nothing to do with order. Inputs of any "
+        "length are read, which does not say how well: see below.",
         "extend": f"Of the model's position table ({tisa['replaced_parameters']:,} numbers) the "
         f"vectors at {len(tisa.get('places', ()))} places are left ({fold:,} numbers), and lines "
         "between them: place counts as it did, but slowly. Beyond the last of them it no longer "
-        "does, and there is no limit to the length of an input.",
+        "does. Inputs of any length are read, which does not say how well: see below.",
     }[tisa["positions"]]
     if tisa.get("keeps_relative_bias"):
         kept += " The model's own table of the offset stays as it was."
@@ -87,14 +100,22 @@ def card_of(model: PreTrainedModel) -> str:
     measured = tisa.get("measured")
     verdict = "\n".join(f"- {line}" for line in Verdict.read(measured or NOTHING).told())
     made_from = tisa.get("made_from", {})
+    licence = made_from.get("license")
+    rights = "that of the model that it was made from, whose card was not there to be read"
+    if licence is not None:
+        rights = f"{licence}, as the card of the model says that it was made from"
+    library, usage = "transformers", ""
+    if sentences:
+        library, usage = "sentence-transformers", _usage(needs)
     files = made_from.get("weights") or {"all tensors": made_from.get("tensors", "not known")}
     sums = "\n".join(f"- {name}: {digest}" for name, digest in files.items())
     # A name on the hub, not a folder: the hub then links both models.
     hub = str(origin).count("/") == 1 and not Path(str(origin)).exists() and origin[0] not in "./~"
     base = f"base_model: {origin}\n" if hub else ""
+    licensed = "" if licence is None else f"license: {licence}\n"
     return f"""---
-library_name: transformers
-{base}tags:
+library_name: {library}
+{base}{licensed}tags:
 - tisa
 - {tisa["base_model_type"]}
 ---
@@ -110,7 +131,7 @@ from transformers import AutoModel
 
 model = AutoModel.from_pretrained("path/to/this/folder")
 ```
-
+{usage}
 How near it is to the model that it was made from, as it was converted:
 
 {verdict}
@@ -120,8 +141,23 @@ SHA-256 of what it was made from:
 {sums}
 - tokens of the calibration text: {made_from.get("calibration") or "none was needed"}
 
+Licence: {rights}.
+
 Method: Wennberg & Henter, "The Case for Translation-Invariant Self-Attention in Transformer-Based
 Language Models", ACL 2021.
+"""
+
+
+def _usage(needs: str) -> str:
+    return f"""
+As a sentence encoder:
+
+```python
+{needs}
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("path/to/this/folder")
+```
 """
 
 

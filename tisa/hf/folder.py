@@ -13,6 +13,7 @@ from tisa.hf.calibration import (
     pieces,
     warn_of_default_text,
 )
+from tisa.hf.card import licence_of
 from tisa.hf.conversion import Positions, Start, Window, convert
 from tisa.hf.distillation import distil
 from tisa.hf.measure import Score, measurements
@@ -146,6 +147,8 @@ def convert_folder(
         calibration=calibration, tokenizer=tokenizer, progress=progress,
     ).eval()  # fmt: skip
     converted.config.tisa["made_from"]["weights"] = checkpoint.digests()
+    if (licence := licence_of(checkpoint.folder)) is not None:
+        converted.config.tisa["made_from"]["license"] = licence
     if distils:
         distil(
             converted, original, used, held_out=checked, lengths=lengths, tokenizer=tokenizer,

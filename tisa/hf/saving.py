@@ -7,7 +7,7 @@ from typing import Any
 from transformers import AutoModel, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tisa.hf.card import seal
+from tisa.hf.card import seal, write_card
 from tisa.hf.core import LIFTED
 from tisa.hf.core import model_class as converted_class
 from tisa.hf.other_scores import with_scoring
@@ -131,6 +131,7 @@ def save(
 
 
 def _save(model: PreTrainedModel, out: Path, tokenizer: Any, origin: Path | None) -> None:
+    write_card(model, out, sentences=origin is not None)
     model.save_pretrained(out)
     unlimited = model.config.tisa["positions"] != "keep"
     if tokenizer is not None:
