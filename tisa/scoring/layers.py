@@ -16,6 +16,7 @@ into.
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from importlib.util import find_spec
+from inspect import signature
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -35,7 +36,8 @@ from tisa.shapes import Float, Int, Int32, Tensor
 OURS = (ALiBi, KerpleLog, KerplePower, NearFar, T5Buckets, TISA, TISAv2)
 HAS_TRITON = find_spec("triton") is not None
 GPUS = ("cuda",)
-SETTINGS = {bool, int, float, str}
+# What makes two functions of a class two: the arguments that they were made with.
+SETTINGS = {kind: ("training", *list(signature(kind).parameters)) for kind in OURS}
 # What code around a module leaves in it that wants to be called with it.
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -152,7 +154,8 @@ def kind_of(function: object) -> Hashable | None:
         if any(kept[name] for name in HOOKS) or "forward" in kept:
             return None
         parts += kept["_modules"].values()
-        settings += [x for x in kept.items() if type(x[1]) in SETTINGS]
+        # Dynamo of torch 2.11 cannot go through all that a module keeps.
+        settings += [getattr(part, name, None) for name in SETTINGS.get(type(part), ())]
         for parameter in kept["_parameters"].values():
             if not at_hand(parameter):
                 return None
