@@ -233,3 +233,27 @@ def test_a_call_known_without_scores_of_keys_is_another(monkeypatch):
     assert tisa.attention(query, key, value, backend="triton").isnan().all()
     with pytest.raises(ValueError, match="it was looked at"):
         tisa.attention(query, key, value, key_scores=torch.zeros(2, 2, 5), backend="triton")
+
+
+@pytest.mark.skipif(not triton.interpreted(), reason="on a GPU: test_gpu_gates.py")
+@pytest.mark.parametrize("length", [70, 140])
+def test_gates_get_their_gradient_however_the_output_is_rounded(length):
+    """A gate's gradient is a cumulative sum of what sums to 0: it must sum to 0 in every row."""
+
+    def gradient(backend, dtype):
+        torch.manual_seed(0)
+        query, key, value = (torch.randn(2, 1, length, 16).to(dtype) for _ in range(3))
+        gates = torch.randn(2, 1, length).to(torch.promote_types(dtype, torch.float32)) + 3
+        sums = torch.nn.functional.logsigmoid(gates.requires_grad_()).cumsum(-1)
+        # Values that hardly differ: what is left of a sum is small beside its rounding.
+        out, lse = tisa.attention(
+            query, key, value + 4, key_scores=-sums, is_causal=True, return_lse=True,
+            backend=backend,
+        )  # fmt: skip
+        weight = torch.randn(2, 1, length, 16)
+        total = (out * weight.to(dtype)).double().sum() + (lse * weight[..., 0]).double().sum()
+        return torch.autograd.grad(total, gates)[0].double()
+
+    exact = gradient("reference", torch.float64)
+    off = (gradient("triton", torch.float16) - exact).norm() / exact.norm()
+    assert off < 2e-3

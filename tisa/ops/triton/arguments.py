@@ -132,5 +132,7 @@ class Fixed(NamedTuple):
     PARTS: int = 0
     # Plain and other tiles in one loop (backward_key.py).
     ONE_LOOP: bool = False
+    # Delta from the weights, not from the rounded output (backward_query.py).
+    EXACT: bool = False
     # Gradients are stored through descriptors (small.py).
     WHOLE: bool = False

@@ -4,6 +4,10 @@ One kernel for the query and one for key and value (backward_key.py) rather than
 so that every sum has one order. Both compute the weights again from the statistics of the forward
 pass. This one also leaves behind `delta`, for each query Σ output · gradient − (gradient of the
 log-sum-exp), and sums dS along its diagonals for the gradient of the scores.
+
+In half precision the output has been rounded, and so no row of dS sums to what it must. For the
+gradient of key scores, of which gates take cumulative sums, that is more than is left of it: with
+EXACT delta is mended by what a row sums to, and left behind when the row is done.
 """
 
 from typing import Any, NamedTuple
@@ -32,6 +36,8 @@ class Own(NamedTuple):
     # With SPLIT: what a weight relative to the row's largest is multiplied by.
     share: Any
     dot: Any
+    # What a row of dS sums to: the gradient of its log-sum-exp.
+    total: Any
 
 
 @triton.jit
@@ -50,17 +56,20 @@ def query_delta(here, i0, query, returned, written, FIXED: tl.constexpr):
     # Before delta is written: no load is moved up past a store.
     q = tiles.rows(query, here, i0, BLOCK, FIXED.DIM, FIXED.WIDTH)
     dot = tl.sum(o.to(tl.float32) * grad.to(tl.float32), 1)
+    total = 0.0
     if statistics.gradient is not None:
         gradient = tl.load(statistics.gradient + places, mask=i < here.queries, other=0.0)
-        dot -= tiles.in_units(gradient, FIXED)
-    tl.store(written.delta + places, dot)
-    return Own(q, grad, norm, share, dot)
+        total = tiles.in_units(gradient, FIXED)
+        dot -= total
+    if not FIXED.EXACT:
+        tl.store(written.delta + places, dot)
+    return Own(q, grad, norm, share, dot, total)
 
 
 @triton.jit
 def query_gradient(
     found, own, here, i0, frame, band, edges, inside, sums, key, value, key_scores, rules,
-    grad_query, FIXED: tl.constexpr,
+    returned, written, FIXED: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of BLOCK queries; return the sums of a program with theirs.
 
@@ -69,6 +78,8 @@ def query_gradient(
     BLOCK: tl.constexpr = FIXED.BLOCK_M
     DIM: tl.constexpr = FIXED.DIM
     PARTS: tl.constexpr = FIXED.PARTS
+    grad_query = written.query
+    sum_row = tl.zeros([BLOCK, 4], tl.float32)
     sum_below, sum_above, sum_inside = found.below, found.above, found.inside
     r = tiles.ranges(i0, here.keys, frame.near, frame.far, band.low, band.high, BLOCK, BLOCK)
     factor = columns.factor_of(tiles.in_units(rules.scale, FIXED), key_scores, FIXED)
@@ -129,6 +140,11 @@ def query_gradient(
             grad_logits = p * (grad_p - own.dot[:, None])
             if grad_query is not None:
                 total = tl.dot(grad_logits.to(k.dtype), k, total, input_precision=FIXED.PRECISION)
+            if FIXED.EXACT:
+                # As the tensor units leave a row, in the registers of four threads: added up by
+                # each of them, and over all four once in the end.
+                quads = tl.reshape(grad_logits, [BLOCK, BLOCK // 8, 4, 2])
+                sum_row += tl.sum(tl.sum(quads, 3), 1)
             if sums is not None:
                 if j0 + BLOCK - 1 - i0 <= band.low:
                     sum_below += tl.sum(grad_logits, 1)
@@ -160,6 +176,12 @@ def query_gradient(
                 old_high + scores.all_parts(high_part, BLOCK, PARTS),
                 mask=is_first,
             )
+    if FIXED.EXACT:
+        statistics = returned.statistics
+        places = here.row.to(tl.int64) * statistics.row + here.row_start + i0
+        tl.store(
+            written.delta + places + tl.arange(0, BLOCK), own.dot + tl.sum(sum_row, 1) - own.total
+        )
     if grad_query is not None:
         tiles.store_rows(grad_query, total * rules.scale, here, i0, here.queries, FIXED.WIDTH)
     return Sums(sum_below, sum_above, sum_inside)
@@ -172,7 +194,8 @@ def query_kernel(
 ):  # fmt: skip
     """Write delta, the query's gradient and a program's sums for the gradient of the scores.
 
-    `written.query` or `written.sums` may be None; without both only delta is computed. A program
+    `written.query` or `written.sums` may be None; without both only delta is computed (but EXACT
+    takes the whole row for it). A program
     takes some of a head's tiles of queries, all of one head so that their sums are one.
     `written.sides` holds for each program what lies below the band, and with BOTH_SIDES what lies
     above it; otherwise what lies in it, from which that follows (`scores.entry_kernel`).
@@ -211,10 +234,10 @@ def query_kernel(
         i0 = tile * BLOCK
         if is_there & (i0 < here.queries):
             own = query_delta(here, i0, query, returned, written, FIXED)
-            if written.query is not None or sums is not None:
+            if written.query is not None or sums is not None or FIXED.EXACT:
                 found = query_gradient(
                     found, own, here, i0, frame, band, edges, inside, sums,
-                    key, value, key_scores, rules, written.query, FIXED,
+                    key, value, key_scores, rules, returned, written, FIXED,
                 )  # fmt: skip
     if written.sides is not None:
         tl.debug_barrier()

@@ -154,6 +154,7 @@ def _query(
             BACKWARDS=problem.inputs.right is not None,
             BOTH_SIDES=_both_sides(problem, upstream),
             PARTS=tiles.parts,
+            EXACT=problem.half and gradients.key_scores is not None,
         ),
         **compiled_as(problem, tiles),
     )

@@ -51,7 +51,9 @@ def small_kernel(
         norm = tl.load(statistics.pointer + places, mask=is_query, other=float("inf"))
         dot = tl.sum(o.to(tl.float32) * grad.to(tl.float32), 1)
         if statistics.gradient is not None:
-            dot -= tl.load(statistics.gradient + places, mask=is_query, other=0.0) * tiles.LOG2E
+            lse_gradient = tl.load(statistics.gradient + places, mask=is_query, other=0.0)
+            lse_gradient *= tiles.LOG2E
+            dot -= lse_gradient
         dot = tl.where(is_query, dot, 0.0)
         k = tl.reshape(key.load(at), [BLOCK, FIXED.DIM])
         v = tl.reshape(value.load(at), [BLOCK, FIXED.VALUE_DIM])
@@ -81,6 +83,12 @@ def small_kernel(
             dropped = p * kept
         grad_v = tl.dot(tl.trans(dropped.to(grad.dtype)), grad)
         grad_logits = p * (grad_p - dot[:, None])
+        if grad_key_scores is not None:
+            # The output was rounded: rows of dS sum to what they must without it.
+            mended = tl.sum(grad_logits, 1)
+            if statistics.gradient is not None:
+                mended -= lse_gradient
+            grad_logits -= p * mended[:, None]
         total += grad_logits
         if grad_key_scores is not None:
             columns.store(grad_key_scores, tl.sum(grad_logits, 0), here, head, 0)
