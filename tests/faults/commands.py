@@ -84,6 +84,22 @@ def texts() -> None:
     Path("text.txt").write_text("\n".join(lines))
 
 
+def articles() -> None:
+    """Write a model, and articles of many sentences."""
+    from little_glue import WORDS, make_model
+
+    make_model(Path("model"))
+    made = [
+        " ".join(
+            " ".join(WORDS[(n * i + 5 * i + 3 * j) % len(WORDS)] for j in range(9)).capitalize()
+            + "."
+            for i in range(30)
+        )
+        for n in range(44)
+    ]
+    Path("valid.txt").write_text("\n\n".join(made))
+
+
 def transformer(seed: int) -> None:
     """Save a transformer of ours over the one that lies there."""
     import torch
@@ -241,6 +257,9 @@ COMMANDS = (
              "compare/runs/*/losses.npy", "compare/runs/*/model/*")),
     Command("extrapolate", "tisa-lab extrapolate run --data valid.txt --lengths 8,16 --out far",
             ("far/*",), (corpus, PRETRAIN)),
+    Command("long", "tisa-lab long model --data valid.txt --lengths 128 --tasks passkey "
+            "--haystacks filler --documents 2 --converted replace --calibration 8 --chunk 32 "
+            "--device cpu --out long", ("long/*.*",), (articles,)),
     Command("demo", demo, ("demo/demo.json", "demo/index.html")),
     Command("verify --repair", "tisa verify run --repair",
             ("run/records.jsonl", "run/records.jsonl.damaged", "run/checkpoints/*", *RUN),
