@@ -22,6 +22,18 @@ GUIDES = sorted((ROOT / "docs/howto").glob("*.md"))
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 OTHERS = [ROOT / "README.md", ROOT / "docs/attention.md", ROOT / "docs/start.md"]
 
+# The elements of a page that stand beyond the screen's right edge, in no box that scrolls.
+BEYOND = """() => {
+  const edge = document.documentElement.clientWidth + 1, found = [];
+  const alone = (e) => ["auto", "scroll"].includes(getComputedStyle(e).overflowX);
+  const scrolls = (e) => e && (alone(e) || scrolls(e.parentElement));
+  if (document.documentElement.scrollWidth > edge) found.push("the page");
+  for (const e of document.querySelectorAll(".md-content *"))
+    if (e.getBoundingClientRect().right > edge && e.checkVisibility() && !scrolls(e.parentElement))
+      found.push(e.outerHTML.slice(0, 80));
+  return found;
+}"""
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
@@ -115,34 +127,68 @@ def test_formulas_are_drawn_within_their_boxes(site):
     assert not [name for name, page in pages.items() if "arithmatex" in page]
 
 
-@pytest.mark.full
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
-def test_search_and_theme_work_from_disk(site):
+def in_chromium(test):
+    """Mark a test as one that looks at the site in a browser."""
+    absent = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
+    return pytest.mark.full(absent(test))
+
+
+@pytest.fixture(scope="module")
+def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here")
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page()
-        wrong = []
-        page.on("console", lambda m: wrong.append(m.text) if m.type != "log" else None)
-        page.on("pageerror", lambda e: wrong.append(str(e)))
-        page.on("request", lambda r: wrong.append(r.url) if not r.url.startswith("file:") else None)
-        for name in ("index.html", "howto/faster_t5.html"):
-            page.goto((site / name).as_uri())
-            page.keyboard.press("/")
-            page.keyboard.type("packed batches")
-            found = page.locator(".md-search-result__item h1")
-            found.first.wait_for()
-            titles = found.all_inner_texts()
-            assert titles[0] == "Speed up a T5"
-            assert not [title for title in titles if title.startswith("Log")]
-            page.keyboard.press("Escape")
-            themes = []
-            for _ in range(3):
-                page.locator("[data-md-component=palette] label:visible").click()
-                themes.append(page.locator("body").get_attribute("data-md-color-scheme"))
-            assert set(themes) == {"default", "slate"}
-        browser.close()
-        assert wrong == []
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+def watched(browser, **options):
+    """Return a new page of the browser, and what it complains of or asks the network for."""
+    page, wrong = browser.new_page(**options), []
+    page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda e: wrong.append(str(e)))
+    page.on("request", lambda r: wrong.append(r.url) if not r.url.startswith("file:") else None)
+    return page, wrong
+
+
+@in_chromium
+def test_search_and_theme_work_from_disk(site, browser):
+    page, wrong = watched(browser)
+    for name in ("index.html", "howto/faster_t5.html"):
+        page.goto((site / name).as_uri())
+        page.keyboard.press("/")
+        page.keyboard.type("packed batches")
+        found = page.locator(".md-search-result__item h1")
+        found.first.wait_for()
+        titles = found.all_inner_texts()
+        assert titles[0] == "Speed up a T5"
+        assert not [title for title in titles if title.startswith("Log")]
+        page.keyboard.press("Escape")
+        themes = []
+        for _ in range(3):
+            page.locator("[data-md-component=palette] label:visible").click()
+            themes.append(page.locator("body").get_attribute("data-md-color-scheme"))
+        assert set(themes) == {"default", "slate"}
+    assert wrong == []
+
+
+@in_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_no_page_is_cut(site, browser, width, scheme):
+    """Nothing stands beyond the screen's edge but what can be scrolled to."""
+    size = {"width": width, "height": 1000}
+    page, wrong = watched(browser, viewport=size, color_scheme=scheme)
+    pages = [p for p in site.rglob("*.html") if p.name != "404.html" and "outside" not in p.parts]
+    for path in pages:
+        page.goto(path.as_uri())
+        assert page.evaluate(BEYOND) == [], path
+    assert len(pages) > 40
+    assert wrong == []
+    wide = "'<p style=\"width: 3000px\">'"
+    page.evaluate(f"document.querySelector('article').insertAdjacentHTML('beforeend', {wide})")
+    (found,) = page.evaluate(BEYOND)
+    assert found.startswith("<p ")
 
 
 def test_every_page_is_in_the_navigation_but_the_log_and_records():
