@@ -81,7 +81,7 @@ def compared(
     return {
         "kind": "long",
         "models": [
-            {"model": b.label, "limit": b.limit, "weights": b.weights} for b in benches.values()
+            {"model": b.label, "limit": b.limit, "weights": b.digests} for b in benches.values()
         ],
         "config": asdict(config),
         "asked": [
@@ -104,7 +104,8 @@ class _Bench:
             raise ValueError(f"{name}: expected a tokenizer beside the model, got none")
         if reason := families.reason_against(self.original, "replace"):
             raise ValueError(f"{name} cannot be converted: {reason}")
-        self.label, self.weights = Path(name).name, str(checkpoint.digests())
+        self.label, self.digests = Path(name).name, checkpoint.digests()
+        self.weights = str(self.digests)
         self.original = self.original.to(place).eval()
         self.limit = length_limit(self.original)
         if config.chunk > self.limit:
