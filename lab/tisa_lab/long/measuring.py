@@ -1,6 +1,5 @@
 """Models and texts in, a record of what every way of reading finds out."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -141,12 +140,10 @@ class _Bench:
             list(self.texts.calibration), self.tokenizer, (SHORTEST, longest - 2),
             count=self.config.calibration, seed=self.config.seed,
         )  # fmt: skip
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Token indices sequence length")
-            return tisa.hf.convert(
-                self.original, calibration=given, tokenizer=self.tokenizer,
-                **{"fold_by": "inputs"} | options,
-            )  # fmt: skip
+        return tisa.hf.convert(
+            self.original, calibration=given, tokenizer=self.tokenizer,
+            **{"fold_by": "inputs"} | options,
+        )  # fmt: skip
 
 
 def options_of(name: str) -> dict[str, Any]:
