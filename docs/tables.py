@@ -448,7 +448,7 @@ RESULTS = (shares, far, decoder_rates, decoder_best, decoder_gate, decoder_answe
 
 def distilled():
     """Return what a distillation with a held-out check does, by length and to broad kernels."""
-    record = json.loads((DOCS / "records/2026-11-19-conversion-distilled.json").read_text())
+    record = json.loads((DOCS / "records/2026-11-20-conversion-distilled.json").read_text())
     header = ["", "16 tokens", "128 tokens", "512 tokens", "mean &#124;f&#124; at ±30 tokens"]
     lines = [f"| {' | '.join(header)} |".replace("|  |", "| |"), "|---" * len(header) + "|"]
     for row in record["rows"]:
@@ -461,17 +461,31 @@ def distilled():
 
 def long_articles():
     """Return what is found of articles by sentences of their last eighth."""
-    record = json.loads((DOCS / "records/2026-11-19-long/long.json").read_text())
+    return _long("2026-11-19-long", "article, last eighth", (ONE, SEVERAL))
+
+
+def long_passkey():
+    """Return what is found of passkeys."""
+    return _long("2026-11-20-long-hidden", "passkey", (ONE, SEVERAL))
+
+
+def long_needle():
+    """Return what is found of needles with several vectors."""
+    return _long("2026-11-20-long-hidden", "needle", (SEVERAL,))
+
+
+def _long(folder, task, kinds):
+    record = json.loads((DOCS / "records" / folder / "long.json").read_text())
     lines = []
-    for kind in (ONE, SEVERAL):
-        cells = long_table(record, "minilm", "article, last eighth", kind)
+    for kind in kinds:
+        cells = long_table(record, "minilm", task, kind)
         cells[0][0] = kind
         lines += ["", as_markdown(cells[0], cells[1:]), ""]
     return "\n".join(lines)
 
 
 PAGES = {"results.md": RESULTS, "huggingface.md": (scored, extended, extended_beyond, distilled),
-         "long.md": (long_articles,),
+         "long.md": (long_articles, long_passkey, long_needle),
          "reliability.md": (faults, flips, calls), "fused.md": (fused, fused_gpu, probe, real),
          "../README.md": (fused_steps,), "attention.md": (whole_call, gated),
          "methods.md": (conformance,)}  # fmt: skip
