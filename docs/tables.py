@@ -14,7 +14,10 @@ from tisa_lab.evaluation.rates import curves_of, gate
 from tisa_lab.evaluation.report import answered, best_of_rates, by_rate
 from tisa_lab.extrapolation.report import by_method, mean_loss
 from tisa_lab.extrapolation.report import markdown as far_tables
+from tisa_lab.long.readings import ONE, SEVERAL
+from tisa_lab.long.report import table as long_table
 from tisa_lab.pretrain.report import groups_of, markdown, read_records
+from tisa_lab.tables import markdown as as_markdown
 
 DOCS = Path(__file__).parent
 BENCHMARKS = DOCS.parent / "benchmarks/results"
@@ -441,7 +444,48 @@ def extended_beyond():
 
 RESULTS = (shares, far, decoder_rates, decoder_best, decoder_gate, decoder_answers, rates, encoder,
            where)  # fmt: skip
-PAGES = {"results.md": RESULTS, "huggingface.md": (scored, extended, extended_beyond),
+
+
+def distilled():
+    """Return what a distillation with a held-out check does, by length and to broad kernels."""
+    record = json.loads((DOCS / "records/2026-11-20-conversion-distilled.json").read_text())
+    header = ["", "16 tokens", "128 tokens", "512 tokens", "mean &#124;f&#124; at ±30 tokens"]
+    lines = [f"| {' | '.join(header)} |".replace("|  |", "| |"), "|---" * len(header) + "|"]
+    for row in record["rows"]:
+        near = (f"{value:.4f}" for value in row["cosine by length"].values())
+        steps = f", {row['steps']} steps" if "steps" in row else ""
+        name = f"{row['positions']}, {row['what']}{steps}"
+        lines.append(f"| {name} | {' | '.join(near)} | {row['far']:.3f} |")
+    return "\n".join(lines) + "\n"
+
+
+def long_articles():
+    """Return what is found of articles by sentences of their last eighth."""
+    return _long("2026-11-19-long", "article, last eighth", (ONE, SEVERAL))
+
+
+def long_passkey():
+    """Return what is found of passkeys."""
+    return _long("2026-11-20-long-hidden", "passkey", (ONE, SEVERAL))
+
+
+def long_needle():
+    """Return what is found of needles with several vectors."""
+    return _long("2026-11-20-long-hidden", "needle", (SEVERAL,))
+
+
+def _long(folder, task, kinds):
+    record = json.loads((DOCS / "records" / folder / "long.json").read_text())
+    lines = []
+    for kind in kinds:
+        cells = long_table(record, "minilm", task, kind)
+        cells[0][0] = kind
+        lines += ["", as_markdown(cells[0], cells[1:]), ""]
+    return "\n".join(lines)
+
+
+PAGES = {"results.md": RESULTS, "huggingface.md": (scored, extended, extended_beyond, distilled),
+         "long.md": (long_articles, long_passkey, long_needle),
          "reliability.md": (faults, flips, calls), "fused.md": (fused, fused_gpu, probe, real),
          "../README.md": (fused_steps,), "attention.md": (whole_call, gated),
          "methods.md": (conformance,)}  # fmt: skip

@@ -42,6 +42,6 @@ END
 
 one articles article,eighth 295 &
 one removed removed 295 &
-one hidden passkey,needle 100 &
+one hidden passkey,needle 64 &
 wait
 tail -n 60 "$out"/*.log

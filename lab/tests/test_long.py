@@ -1,10 +1,12 @@
 """Long texts: what is asked is there, ways of reading are what they are called, pairs are pairs."""
 
+import importlib.util
 import json
 import math
 from fractions import Fraction
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from tisa_lab.long.settings import FAMILIES, LongConfig
 from tisa_lab.long.tasks import asked_of
 from tisa_lab.long.texts import cut, sentences_of, texts_of
 
+ROOT = Path(__file__).parents[2]
 LIMIT, ROOM = 40, 190
 WORDS = [f"{a}{b}" for a, b in product("bdfgklmnprst", "aeiou")]
 
@@ -341,15 +344,17 @@ def test_the_command(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("\n\n".join(written()))
     words = ["long", str(folder), *WORDS_OF_IT]
-    shown = command.lab([*words, "--converted", "replace:init=reference"])
+    windowed = "extend:init=reference:window=16:sinks=ends"
+    shown = command.lab([*words, "--converted", f"replace:init=reference,{windowed}"])
     assert shown.exit_code == 0, shown.exception
     out = tmp_path / "new"
     record = json.loads((out / "long.json").read_text())
     assert (out / "long.md").read_text() == markdown(record) == shown.stdout
     assert (out / "long.png").stat().st_size > 5000
     rows = {(row["row"], row["task"]): row for row in record["rows"]}
+    names = {name for name, _ in rows}
     assert {"PI", "GP, logits scaled", "fold only", "late chunks of 32, fold only",
-            "mean of pieces of 32", f"cut at {LIMIT}"} < {name for name, _ in rows}  # fmt: skip
+            "mean of pieces of 32", f"cut at {LIMIT}", windowed} < names  # fmt: skip
     one = rows["late chunks of 32, replace:init=reference", "article"]
     assert (one["kind"], one["vectors"], one["queries"]) == (SEVERAL, 7, 6)
     assert rows["PI", "passkey"]["kind"] == ONE
@@ -386,3 +391,39 @@ def test_a_cell_says_by_how_much():
     assert cell(row) == "88 (−3: −9 … +2)"
     assert cell({"accuracy": 0.5}) == "50"
     assert cell(None) == "–"
+
+
+def test_the_page_has_the_tables_of_the_record():
+    source = importlib.util.spec_from_file_location("tables", ROOT / "docs/tables.py")
+    tables = importlib.util.module_from_spec(source)
+    source.loader.exec_module(tables)
+    page = (ROOT / "docs/long.md").read_text()
+    assert tables.page(page, tables.PAGES["long.md"]) == page, "run: python docs/tables.py"
+    for name in ("2026-11-19-long", "2026-11-20-long-hidden"):
+        folder = ROOT / "docs/records" / name
+        record = json.loads((folder / "long.json").read_text())
+        assert (folder / "long.md").read_text() == markdown(record)
+        # What is told of a record is what its queries' ranks say.
+        lines = (folder / "records.jsonl").read_text().splitlines()
+        rows = [row for line in lines for row in json.loads(line)["rows"]]
+        wanted = {one["asked"]: one["wanted"] for one in record["asked"]}
+        found = {(r["row"], r["length"], r["task"]): r for r in summary(rows, wanted, 128)}
+        assert len(found) == len(record["rows"])
+        for row in record["rows"]:
+            assert found[row["row"], row["length"], row["task"]] == row
+        # And what is said of it.
+        beside = [row for row in record["rows"] if "against" in row]
+        worse = {row["row"] for row in beside if row["against"]["high"] < 0}
+        if name == "2026-11-19-long":
+            assert worse == {"cut at 512"}
+            assert all(row["against"]["low"] <= 0 for row in beside)
+        else:
+            far = {row["row"]: row["against"] for row in beside if row["task"] == "needle"}
+            late = [pair for row, pair in far.items() if row.startswith("late chunks")]
+            assert len(late) == 4
+            assert all(pair["high"] < 0 for pair in late)
+            assert all(
+                row["accuracy"] < 0.35
+                for row in beside
+                if row["kind"] == ONE and row["length"] == 1024
+            )

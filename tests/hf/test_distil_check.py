@@ -10,6 +10,7 @@ from tiny import original, token_lists
 from tisa.hf.calibration import Tokens, tokens_of
 from tisa.hf.distillation_loss import Check, batches_by, divided, score_of
 from tisa.hf.distillation_state import FALLS, PATIENCE, State
+from tisa.hf.folder import _divided
 from tisa.parameters import is_score
 
 TOKENS = token_lists(24)
@@ -167,3 +168,12 @@ def test_what_cannot_be_checked_is_refused():
         tisa.hf.distil(converted(model), model, TOKENS, steps=1, lengths=(4, 20))
     with pytest.raises(ValueError, match="lengths must end at 64, the original takes up to 64"):
         tisa.hf.distil(converted(model), model, ["a b c"] * 9, steps=1, lengths=(4, 99))
+
+
+def test_the_command_checks_on_texts_of_no_other_use():
+    used, checked = _divided([str(i) for i in range(20)])
+    assert checked == ["1", "9", "17"]
+    assert sorted([*used, *checked], key=int) == [str(i) for i in range(20)]
+    assert _divided(["a", "b"]) == (["a"], ["b"])
+    with pytest.raises(ValueError, match="texts must be four or more to distil"):
+        _divided(["a"])

@@ -93,9 +93,10 @@ def convert_folder(
         fold: keep what position vectors say besides the order.
         shared: ALBERT: one scoring function for all passes.
         window: how far a token sees, to both sides, and which tokens are seen from everywhere.
-        texts: to calibrate and distil on, and to measure on; half of them is held out for that.
+        texts: to calibrate and distil on, and to measure on; half of them is held out for that, and
+            of the others an eighth to check a distillation on.
         lengths: shortest and longest: calibrate on pieces of so many tokens, about.
-        distil_steps: distil so many steps.
+        distil_steps: distil so many steps, or fewer where nothing is gained.
         distil_minutes: distil so long; with `distil_steps` until one of both is over.
         measured: measure both models; or a score of one's own, (model, tokenizer) → number, and
             what is measured anyway.

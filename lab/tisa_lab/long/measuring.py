@@ -1,6 +1,5 @@
 """Models and texts in, a record of what every way of reading finds out."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -81,7 +80,7 @@ def compared(
     return {
         "kind": "long",
         "models": [
-            {"model": b.label, "limit": b.limit, "weights": b.weights} for b in benches.values()
+            {"model": b.label, "limit": b.limit, "weights": b.digests} for b in benches.values()
         ],
         "config": asdict(config),
         "asked": [
@@ -104,7 +103,8 @@ class _Bench:
             raise ValueError(f"{name}: expected a tokenizer beside the model, got none")
         if reason := families.reason_against(self.original, "replace"):
             raise ValueError(f"{name} cannot be converted: {reason}")
-        self.label, self.weights = Path(name).name, str(checkpoint.digests())
+        self.label, self.digests = Path(name).name, checkpoint.digests()
+        self.weights = str(self.digests)
         self.original = self.original.to(place).eval()
         self.limit = length_limit(self.original)
         if config.chunk > self.limit:
@@ -140,12 +140,10 @@ class _Bench:
             list(self.texts.calibration), self.tokenizer, (SHORTEST, longest - 2),
             count=self.config.calibration, seed=self.config.seed,
         )  # fmt: skip
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Token indices sequence length")
-            return tisa.hf.convert(
-                self.original, calibration=given, tokenizer=self.tokenizer,
-                **{"fold_by": "inputs"} | options,
-            )  # fmt: skip
+        return tisa.hf.convert(
+            self.original, calibration=given, tokenizer=self.tokenizer,
+            **{"fold_by": "inputs"} | options,
+        )  # fmt: skip
 
 
 def options_of(name: str) -> dict[str, Any]:

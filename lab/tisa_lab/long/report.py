@@ -93,7 +93,8 @@ def figure(record: dict[str, Any]) -> Any:
                     is_ours = name.split(", ")[-1] in (*record["config"]["converted"], FOLD)
                     axis.plot(
                         *zip(*points, strict=True), label=name, marker="o", markersize=3.5,
-                        linewidth=1.8 if is_ours else 1.1, color=colormaps["tab10"](number % 10),
+                        linewidth=1.8 if is_ours else 1.1,
+                        color=colormaps["tab10"](number % 10) if number else "black",
                         linestyle="-" if is_ours else "--",
                     )  # fmt: skip
             axis.axvline(limits[model], color="0.4", linewidth=0.9, linestyle=":")
