@@ -110,6 +110,8 @@ def test_what_the_kernels_do_not_know():
     assert not launches.takes(Own(HEADS))
     assert not launches.takes(tisa.TISA(HEADS, 0))
     assert not launches.takes(tisa.ALiBi(HEADS))
+    for kerple in (tisa.KerpleLog, tisa.KerplePower):
+        assert not launches.takes(kerple(HEADS, variant="author"))
     assert launches.takes(tisa.TISA(HEADS))
 
 

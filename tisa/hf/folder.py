@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -156,14 +156,8 @@ def convert_folder(
         )  # fmt: skip
     done, wrong = Done(original, converted, {}, {}), None
     if measured:
-        try:
-            score = measured if callable(measured) else None
-            found = measurements(original, converted, tokenizer, held_out, score)
-        except Exception as raised:
-            wrong = raised
-        else:
-            done = Done(original, converted, *found)
-            converted.config.tisa["measured"] = done.verdict.written()
+        score = measured if callable(measured) else None
+        done, wrong = _measured(done, tokenizer, held_out, score)
     with new_folder(out) as unfinished:
         origin = "" if beside is None else str(beside)
         save(converted, unfinished, tokenizer=tokenizer, beside=origin)
@@ -172,3 +166,16 @@ def convert_folder(
     if wrong is not None:
         raise ValueError(f"{out} is written, but could not be measured: {wrong}") from wrong
     return done
+
+
+def _measured(
+    done: Done, tokenizer: Any, held_out: list[str], score: Score | None
+) -> tuple[Done, Exception | None]:
+    """Return both models with what was measured of them, or why it could not be."""
+    try:
+        found = measurements(done.original, done.converted, tokenizer, held_out, score)
+    except Exception as raised:
+        return done, raised
+    done = Done(done.original, done.converted, *found)
+    done.converted.config.tisa["measured"] = done.verdict.written()
+    return done, None

@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 
 from tisa.positions import resolve
 from tisa.store import told
-from tisa_lab.probes.recall import PAIRS, RecallConfig
 
 Part = Literal["blimp", "windows", "recall"]
 # The shortest rows in which a passage of two tokens comes again.
@@ -30,8 +29,8 @@ class Asked:
         reading: Other options that models of that method are read with too, as in
             rotary:scaling=yarn.
         recall_length: Tokens that a small new decoder with the same method is trained to remember
-            over, as by `tisa-lab recall`.
-        recall_steps: Updates of that decoder.
+            over; by default as many as `tisa-lab recall` takes.
+        recall_steps: Updates of that decoder; by default likewise.
     """
 
     evaluate: tuple[str, ...] = ()
@@ -41,8 +40,8 @@ class Asked:
     stride: int | None = None
     read_tokens: int = 100_000
     reading: tuple[str, ...] = ("rotary:scaling=yarn",)
-    recall_length: int = RecallConfig.length
-    recall_steps: int = RecallConfig.steps
+    recall_length: int | None = None
+    recall_steps: int | None = None
 
     def __post_init__(self) -> None:
         unknown = [part for part in self.evaluate if part not in get_args(Part)]
@@ -61,10 +60,6 @@ class Asked:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.recall_length < 6 * PAIRS:
-            raise ValueError(
-                f"recall_length must be at least {6 * PAIRS}, got {self.recall_length}"
-            )
         for text in self.reading:
             resolve(text, what="reading")
 
@@ -77,6 +72,19 @@ class Asked:
         """Return the lengths of windows for models trained on rows up to that one."""
         return sorted({factor * longest for factor in self.factors})
 
+    def recall(self, *, seed: int) -> Any:
+        """Return the config of the small decoder."""
+        # Here: who asks nothing of this kind need not read it.
+        from tisa_lab.probes.recall import PAIRS, RecallConfig
+
+        if self.recall_length is not None and self.recall_length < 6 * PAIRS:
+            raise ValueError(
+                f"recall_length must be at least {6 * PAIRS}, got {self.recall_length}"
+            )
+        given = {"length": self.recall_length, "steps": self.recall_steps}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return RecallConfig(factors=self.factors, seed=seed, **chosen)
+
     def check(self, *, has_valid: bool, objective: str, longest: int) -> None:
         """Refuse what cannot be asked of these models."""
         if self.reads and not has_valid:
@@ -85,6 +93,8 @@ class Asked:
             raise ValueError(
                 "evaluate: recall is asked of decoders (objective causal); leave it out"
             )
+        if "recall" in self.evaluate:
+            self.recall(seed=0)
         if "recall" in self.evaluate and longest < SHORTEST:
             raise ValueError(f"lengths must be at least {SHORTEST} for recall, got {longest}")
 
@@ -92,6 +102,8 @@ class Asked:
         """Return what the answers depend on, as plain values."""
         values = {**asdict(self), "blimp": None}
         values["evaluate"] = sorted(set(self.evaluate))
+        small = self.recall(seed=0)
+        values |= {"recall_length": small.length, "recall_steps": small.steps}
         if self.blimp is not None:
             with told(self.blimp, reading=True):
                 values["blimp"] = hashlib.sha256(self.blimp.read_bytes()).hexdigest()

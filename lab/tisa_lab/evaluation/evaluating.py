@@ -25,7 +25,7 @@ from tisa_lab.pretrain.config import PretrainConfig
 from tisa_lab.pretrain.corpus import Corpus, CorpusNames, head
 from tisa_lab.pretrain.report import label_of
 from tisa_lab.pretrain.text import Vocabulary
-from tisa_lab.probes.recall import SYMBOLS, RecallConfig, learned
+from tisa_lab.probes.recall import SYMBOLS, learned
 
 # Enough held-out documents for the longest window; more are not looked at.
 HEAD = 4_000_000
@@ -131,10 +131,7 @@ class Evaluation:
         With the recipe of `tisa-lab recall`, which is known to teach it; the run's own sizes are
         not, and its rate is one of several.
         """
-        recipe = RecallConfig(
-            length=self.asked.recall_length, factors=self.asked.factors,
-            steps=self.asked.recall_steps, seed=config.seed,
-        )  # fmt: skip
+        recipe = self.asked.recall(seed=config.seed)
         sizes = recipe.model("none", SYMBOLS, is_causal=True).config
         torch.manual_seed(config.seed)
         new = LanguageModel(

@@ -29,7 +29,8 @@ BLOCK = 1024
 
 def takes(function: nn.Module) -> bool:
     """Return whether the kernels know the function: its class, its parameters' shapes."""
-    if type(function).__name__ not in KINDS:
+    # KERPLE as its authors keep its parameters positive is not what the kernels compute.
+    if type(function).__name__ not in KINDS or getattr(function, "variant", "paper") != "paper":
         return False
     assert isinstance(function, ScoringFunction)
     parameters, heads = _parameters(function), function.num_attention_heads
