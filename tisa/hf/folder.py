@@ -147,9 +147,9 @@ def convert_folder(
         sinks=None if window is None else window.sinks,
         calibration=calibration, tokenizer=tokenizer, progress=progress,
     ).eval()  # fmt: skip
-    converted.config.tisa["made_from"]["weights"] = checkpoint.digests()
-    if (licence := licence_of(checkpoint.folder)) is not None:
-        converted.config.tisa["made_from"]["license"] = licence
+    converted.config.tisa["made_from"] |= {
+        "weights": checkpoint.digests(), "license": licence_of(checkpoint.folder),
+    }  # fmt: skip
     if distils:
         distil(
             converted, original, used, held_out=checked, lengths=lengths, tokenizer=tokenizer,
