@@ -80,7 +80,7 @@ def test_links_on_pypi_lead_to_the_tag_or_are_words():
     links = re.findall(r"\]\(([^)]+)\)", led)
     assert all(link.startswith("https://") for link in links)
     place = "https://host.example/a/b/{}/v1.2.3/{}"
-    assert place.format("raw", "docs/figures/find_the_offset.png") in links
+    assert place.format("raw", "docs/figures/pretrain/rates.png") in links
     assert place.format("blob", "docs/results.md#what-came-out") in links
     plain = description.described(readme, "1.2.3", None)
     assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]+)\)", plain))

@@ -46,7 +46,7 @@ def figure(curves: list[Curve]) -> Any:
         (factor,) = {point[2] for point in far.values()}
         axes[1].set_xlabel("validation perplexity at the best rate")
         axes[1].set_ylabel(f"recall at {factor} × the training length, % right")
-        axes[1].set_ylim(-3, 103)
+        axes[1].set_ylim(-3, 107)
     for axis in axes:
         axis.grid(alpha=0.25, linewidth=0.5)
         axis.tick_params(labelsize=8)
