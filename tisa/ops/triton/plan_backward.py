@@ -32,8 +32,9 @@ ENTRIES = 32
 # (or a small multiple).
 MULTIPROCESSORS = 132
 # Heads with a wide band take longer than others: with several times as many programs as run at
-# once, whoever is done takes the next. Each has sums of its own in memory: not for more numbers.
-TURNS, MOST_NUMBERS = 4, 2**14
+# once, whoever is done takes the next. Each has sums of its own in memory: not for more numbers,
+# and for few there is nothing to gain.
+TURNS, NUMBERS = 4, range(2**11, 2**14 + 1)
 
 
 # Which of the gradients are wanted, in the order of `Gradients`.
@@ -177,7 +178,7 @@ def _query_programs(problem: Problem, trained: bool) -> int:
     if not trained:
         return items
     at_once = MULTIPROCESSORS * _query_tiles(problem, trained).resident
-    uneven = problem.inputs.band is not None and _numbers(problem) <= MOST_NUMBERS
+    uneven = problem.inputs.band is not None and _numbers(problem) in NUMBERS
     most = max(1, at_once * (TURNS if uneven else 1) // problem.heads)
     return triton.cdiv(items, triton.cdiv(items, most))
 
