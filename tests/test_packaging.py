@@ -157,7 +157,6 @@ MISSING = [
     ("transformers", "tisa-lab demo --out new", "lab"),
     ("tokenizers", "tisa-lab demo --out new --offline", "lab"),
     ("transformers", "tisa-lab glue model --out new", "lab"),
-    ("transformers", "tisa-lab report folder", "lab"),
 ]  # fmt: skip
 # These import transformers whole.
 HEAVY = [

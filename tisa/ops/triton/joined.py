@@ -100,7 +100,7 @@ class _Joined(torch.autograd.Function):
         ready = operators.prepared(Inputs(*tensors, *numbers))
         inputs, always = ready.inputs, Always(places, kind)
         upstream = Upstream(loadable(grad_output), grad_statistics, loadable(output), statistics)
-        gradients = operators.run_backward(ready, upstream, needs)
+        gradients = operators.run_backward(ready, upstream, needs, whole=False)
         problem = Problem(inputs)
         scratch = output.new_empty(
             sum(plan_join.scratch_numbers(problem, kind.COUNT)), dtype=torch.float32

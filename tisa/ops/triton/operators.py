@@ -83,8 +83,11 @@ def _scratch(ready: Prepared, size: int) -> Tensor:
     return torch.empty(size, dtype=torch.float32, device=ready.inputs.query.device)
 
 
-def run_backward(ready: Prepared, upstream: Upstream, needs: Needs) -> Five:
-    """Return the gradients; one that is not needed is an empty tensor."""
+def run_backward(ready: Prepared, upstream: Upstream, needs: Needs, *, whole: bool = True) -> Five:
+    """Return the gradients; one that is not needed is an empty tensor.
+
+    Not `whole`: these are not all of the keys that the output is made of.
+    """
     inputs = ready.inputs
     computed = computed_with(needs)
     upstream = Upstream(
@@ -95,10 +98,11 @@ def run_backward(ready: Prepared, upstream: Upstream, needs: Needs) -> Five:
 
     def made() -> list[plan.Launch]:
         wanted = Gradients(*(g if c else None for g, c in zip(gradients, computed, strict=True)))
-        return plan_backward.backward(Problem(inputs), upstream, wanted, scratch)
+        return plan_backward.backward(Problem(inputs), upstream, wanted, scratch, whole=whole)
 
     others = (*upstream, *gradients, scratch)
     what = _backward(upstream, needs)
+    what = what if whole else ("part", what)
     launch(ready.known, what, inputs.tensors, others, made, scratch.device)
     return gradients
 

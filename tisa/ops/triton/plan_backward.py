@@ -84,9 +84,17 @@ def _scratch(problem: Problem, wanted: Needs) -> tuple[int, int, int]:
 
 
 def backward(
-    problem: Problem, upstream: Upstream, gradients: Gradients, scratch: Tensor
+    problem: Problem,
+    upstream: Upstream,
+    gradients: Gradients,
+    scratch: Tensor,
+    *,
+    whole: bool = True,
 ) -> list[Launch]:
-    """Return what fills the gradients that are wanted, and nothing else."""
+    """Return what fills the gradients that are wanted, and nothing else.
+
+    Not `whole`: a row of dS has more keys than these, so nothing is known of its sum.
+    """
     if problem.packed:
         upstream = upstream._replace(
             grad_output=batched(upstream.grad_output), output=batched(upstream.output)
@@ -99,9 +107,9 @@ def backward(
     wanted = tuple(g is not None for g in gradients)
     delta, sums, sides = scratch.split(_scratch(problem, wanted))  # type: ignore[arg-type]
     if problem.small and gradients.query is not None and gradients.key is not None:
-        return _small(problem, upstream, gradients, sums)
+        return _small(problem, upstream, gradients, sums, whole)
     delta = delta.view(upstream.statistics.shape[1:])
-    launches = [_query(problem, upstream, delta, gradients, sums, sides)]
+    launches = [_query(problem, upstream, delta, gradients, sums, sides, whole)]
     if gradients.key is not None and gradients.value is not None:
         launches.append(
             _key(problem, upstream, delta, gradients.key, gradients.value, gradients.key_scores)
@@ -123,6 +131,7 @@ def _query(
     gradients: Gradients,
     sums: Tensor,
     sides: Tensor,
+    whole: bool,
 ) -> Launch:
     trained = gradients.scores is not None
     tiles = _query_tiles(problem, trained)
@@ -155,7 +164,7 @@ def _query(
             BACKWARDS=problem.inputs.right is not None,
             BOTH_SIDES=_both_sides(problem, upstream),
             PARTS=tiles.parts,
-            EXACT=problem.half and gradients.key_scores is not None,
+            EXACT=whole and problem.half and gradients.key_scores is not None,
         ),
         **compiled_as(problem, tiles),
     )
@@ -252,16 +261,16 @@ def _entries(
 
 
 def _small(
-    problem: Problem, upstream: Upstream, gradients: Gradients, sums: Tensor
+    problem: Problem, upstream: Upstream, gradients: Gradients, sums: Tensor, whole: bool
 ) -> list[Launch]:
     tiles, programs = _small_tiles(problem), _small_programs(problem)
     block, scores = tiles.block_m, gradients.scores
     wanted = [g for g in gradients[:3] if g is not None]
     assert len(wanted) == 3
-    whole = not problem.packed and all(map(describable, wanted))
+    stored = not problem.packed and all(map(describable, wanted))
 
     def written(tensor: Tensor, width: int) -> Strided | TensorDescriptor:
-        return descriptor(tensor, block, width) if whole else strided(tensor)
+        return descriptor(tensor, block, width) if stored else strided(tensor)
 
     arguments = dict(
         query=problem.read("query", block),
@@ -281,7 +290,12 @@ def _small(
         sequences=problem.sequences,
         **problem.lengths,
         FIXED=problem.fixed(
-            block, block, RAGGED=problem.ragged(block), PARTS=tiles.parts, WHOLE=whole
+            block,
+            block,
+            RAGGED=problem.ragged(block),
+            PARTS=tiles.parts,
+            WHOLE=stored,
+            EXACT=whole and gradients.key_scores is not None,
         ),
         **compiled_as(problem, tiles),
     )
