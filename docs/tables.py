@@ -32,6 +32,8 @@ ON_GPU = {
     name: json.loads((BENCHMARKS / f"2026-11-19-fused-models-gpu-{name}.json").read_text())["rows"]
     for name in ("no-dropout", "dropout", "before")
 }
+OTHERS = json.loads((BENCHMARKS / "2026-11-19-fused-models-gpu-others.json").read_text())
+CONVERTED = json.loads((BENCHMARKS / "2026-11-20-converted-gpu.json").read_text())["rows"]
 WHOLE = json.loads((BENCHMARKS / "2026-11-19-whole-call-gpu.json").read_text())["rows"]
 GATED = json.loads((BENCHMARKS / "2026-11-19-gate-gpu.json").read_text())["rows"]
 MPNET = json.loads((BENCHMARKS / "2026-11-19-fused-mpnet-cpu.json").read_text())
@@ -321,6 +323,40 @@ def fused_gpu():
     return table(*lines)
 
 
+def fused_others():
+    """Return what other models and other work take on an H200, beside eager stock attention."""
+    what = {"step": "training step", "forward": "forward pass", "first": "first token"}
+    lines = [["model", "what", "tokens x batch", "eager", "sdpa", "fused",
+              "times as fast as eager"]]  # fmt: skip
+    for record in OTHERS:
+        by_size = {}
+        for row in record["rows"]:
+            kind = row["model"], row["way"], row["length"], row["batch"]
+            by_size.setdefault(kind, {})[row["contender"]] = row
+        for (model, way, length, batch), found in by_size.items():
+            told = [
+                "–" if name not in found else
+                f"{found[name]['ms']:,.1f} ms, {found[name]['MiB'] / 1024:.1f} GiB"
+                for name in ("eager", "sdpa", "fused")
+            ]  # fmt: skip
+            faster = found["eager"]["ms"] / found["fused"]["ms"]
+            lines.append([model, what[way], f"{length:,} x {batch}", *told, f"**{faster:.2f}**"])
+    return table(*lines)
+
+
+def fast():
+    """Return what a converted BERT base takes on an H200, beside the stock model."""
+    found = {(r["contender"], r["mode"], r["length"]): r for r in CONVERTED}
+    lengths = list(dict.fromkeys(r["length"] for r in CONVERTED))
+    lines = [["", *(f"{length:,}" for length in lengths)]]
+    for name, mode in dict.fromkeys((r["contender"], r["mode"]) for r in CONVERTED):
+        rows = [found[name, mode, length] for length in lengths]
+        lines.append([f"{name}, {mode}", *(
+            f"{r['ms']['p50']:.1f} ({r['x stock sdpa']:.2f} ×)" for r in rows
+        )])  # fmt: skip
+    return table(*lines)
+
+
 def whole_call():
     """Return what a call with positions takes, scores, band and all gradients included."""
     names = {"ours, no positions": "none", "TISA, fitted": "TISA, fitted kernels", "T5": "T5",
@@ -484,9 +520,11 @@ def _long(folder, task, kinds):
     return "\n".join(lines)
 
 
-PAGES = {"results.md": RESULTS, "huggingface.md": (scored, extended, extended_beyond, distilled),
+PAGES = {"results.md": RESULTS,
+         "huggingface.md": (fast, scored, extended, extended_beyond, distilled),
          "long.md": (long_articles, long_passkey, long_needle),
-         "reliability.md": (faults, flips, calls), "fused.md": (fused, fused_gpu, probe, real),
+         "reliability.md": (faults, flips, calls),
+         "fused.md": (fused, fused_gpu, fused_others, probe, real),
          "../README.md": (fused_steps,), "attention.md": (whole_call, gated),
          "methods.md": (conformance,)}  # fmt: skip
 
