@@ -262,7 +262,15 @@ def test_the_numbers_on_the_first_pages_are_so():
     found = json.loads((ROOT / "docs/records/2026-11-15-find-the-offset.json").read_text())
     assert round(1 / found["accuracy"]["without positions"]) == 9
     assert "about one question in nine" in idea
-    assert "about one in nine without positions" in readme
+    lines = (ROOT / "docs/records/2026-11-20-rates/records.jsonl").read_text().splitlines()
+    recalled = {
+        run["config"]["position"]: 100 * row["accuracy"]["16"]
+        for run in map(json.loads, lines)
+        for row in run["evaluated"]["recall"]
+        if row["task"] == "recall"
+    }
+    assert min(recalled[name] for name in ("near-far", "kerple-log", "tisa", "fox")) > 97
+    assert f"T5 at {recalled['t5']:.0f}, rotary at {recalled['rotary']:.0f}]" in readme
     asked = [abs(head["peak"]) for head in found["peaks"] if head["asked_for"]]
     assert (len(asked), "seven with a peak at an offset" in idea) == (7, True)
     assert 3 in asked
