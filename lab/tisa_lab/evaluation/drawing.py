@@ -37,12 +37,13 @@ def figure(curves: list[Curve]) -> Any:
     axes[0].set_xlabel("learning rate")
     axes[0].set_ylabel("validation perplexity")
     if far:
-        for curve, (colour, _) in zip(curves, colours, strict=True):
-            if curve.label in far:
-                x, y, _ = far[curve.label]
-                axes[1].plot(x, 100 * y, marker="o", markersize=6, color=colour)
-                axes[1].annotate(curve.label, (x, 100 * y), xytext=(4, 3), fontsize=7,
-                                 textcoords="offset points")  # fmt: skip
+        shown = [pair for pair in zip(curves, colours, strict=True) if pair[0].label in far]
+        for number, (curve, (colour, _)) in enumerate(shown):
+            x, y, _ = far[curve.label]
+            axes[1].plot(x, 100 * y, marker="o", markersize=6, color=colour)
+            # Neighbours above and below, so that their names do not meet.
+            axes[1].annotate(curve.label, (x, 100 * y), xytext=(4, -10 if number % 2 else 4),
+                             fontsize=7, textcoords="offset points")  # fmt: skip
         (factor,) = {point[2] for point in far.values()}
         axes[1].set_xlabel("validation perplexity at the best rate")
         axes[1].set_ylabel(f"recall at {factor} × the training length, % right")
