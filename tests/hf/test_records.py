@@ -137,12 +137,22 @@ def test_times_are_those_of_the_records():
 
 
 def test_the_table_of_times_is_that_of_the_benchmark():
-    record = json.loads((ROOT / "benchmarks/results/2026-11-15-converted-gpu.json").read_text())
+    record = json.loads((ROOT / "benchmarks/results/2026-11-20-converted-gpu.json").read_text())
     found: dict[str, list[str]] = {}
     for row in record["rows"]:
         cells = found.setdefault(f"{row['contender']}, {row['mode']}", [])
         cells.append(f"{row['ms']['p50']:.1f} ({row['x stock sdpa']:.2f} ×)")
     assert {name: cells for name, *cells in table("fast")} == found
+    # What the page says of them.
+    page = " ".join((ROOT / "docs/huggingface.md").read_text().split())
+    for mode, said in (
+        ("step", "a training step takes {} to {} times"), ("forward", "a forward pass {} to {}")
+    ):  # fmt: skip
+        times = [
+            row["x stock sdpa"] for row in record["rows"]
+            if row["contender"] == "converted, tisa" and row["mode"] == mode
+        ]  # fmt: skip
+        assert said.format(*(f"{x:.2f}" for x in (min(times), max(times)))) in page
 
 
 def test_the_table_of_other_functions_is_that_of_the_record():
