@@ -20,7 +20,7 @@ for ((i = 0; i < processes; i++)); do
     timeout -s INT -k 9 "$limit" python3 -m pytest --noconftest -q -p no:cacheprovider -p shares --share "$i/$processes" \
       -o addopts= --durations=3 $files > "$log" 2>&1
     echo "share $i: $(tail -1 "$log")" >> "$record"
-    grep -E "^(E  |FAILED|ERROR)" "$log" | cut -c1-300 | head -12 >> "$record"
+    grep -E "^(E  |FAILED|ERROR)" "$log" | sed "s#$PWD/##g" | cut -c1-300 | head -12 >> "$record"
   ) &
 done
 wait
